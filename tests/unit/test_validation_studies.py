@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.links import read_links
+from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site, parse_site
 from ddlbench.planning.matrix import MatrixRow, expand
 
@@ -75,3 +79,17 @@ def test_a_ring_sends_a_message_once_over_netem_and_waits_for_two_delays(monkeyp
     parsed = parse_site({**netem.SITE_KEYS, **LOCAL_CPU}, Path("netem-guest.yaml"))
     rows = expand(parse_experiment(netem.EXPERIMENT, "the study"), parsed)
     assert [row.unsupported for row in rows if row.unsupported] == []
+
+
+@pytest.mark.parametrize(
+    "kept", sorted((ROOT / "docs").rglob("measured.tar.xz")), ids=lambda path: path.parent.name
+)
+def test_what_was_kept_is_of_the_form_that_is_read(kept: Path, tmp_path: Path) -> None:
+    """Results, links and profiles of studies whose tables ``--report`` makes anew."""
+    readers = {"result.json": read_result, "links.json": read_links, "profile.json": read_profile}
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path, filter="data")
+    files = [path for path in tmp_path.rglob("*.json") if path.name in readers]
+    assert any(path.name == "result.json" for path in files)
+    for path in files:
+        readers[path.name](path)
