@@ -5,6 +5,7 @@ The measurements of a configuration are one outcome, over its repeats.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -41,6 +42,8 @@ from ddlbench.predict.prediction import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_LOG = logging.getLogger(__name__)
 
 STEPS_FILE = "steps.csv"
 DISTURBED = "disturbed"
@@ -201,7 +204,18 @@ def _result(path: Path, site: str, cell: Cell) -> Result | None:
     try:
         return cell_result(path, site, cell.id)
     except InvalidResult:
+        _warn_of_unread(site)
         return None
+
+
+@cache
+def _warn_of_unread(site: str) -> None:
+    """Say it once, however many there are."""
+    _LOG.warning(
+        "site %s has results that cannot be read; they are not used, and `ddlbench status` lists "
+        "them",
+        site,
+    )
 
 
 NOTE_BREAK = " | "

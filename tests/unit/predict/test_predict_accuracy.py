@@ -9,6 +9,7 @@ from predict_results import only_row, row, write_cases, write_ok
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.predict import evaluate
 from ddlbench.predict.accuracy import ALL, errors, read_predictions, write_predictions
 from ddlbench.predict.evaluate import COLUMNS, measure, predictions
 
@@ -123,3 +124,13 @@ def test_a_result_of_another_cell_or_a_broken_one_is_not_measured(site):
     path.write_text("{")
     outcome = next(o for o in measure(rows, "local", root) if o.cell == victim.with_(repeat=0))
     assert sorted(outcome.step_s) == [0, 1]
+
+
+def test_results_that_cannot_be_read_are_named_once(tmp_path, caplog):
+    path = tmp_path / "result.json"
+    path.write_text("{}")
+    evaluate._warn_of_unread.cache_clear()
+    for _ in range(2):
+        assert evaluate._result(path, "local", make.cell("ddp")) is None
+    (record,) = caplog.records
+    assert "site local has results that cannot be read" in record.getMessage()
