@@ -536,8 +536,8 @@ def site_schema() -> Mapping[str, Any]:
     links = schema["properties"]["interconnect"]["properties"]["links"]
     levels = links["additionalProperties"]
     levels["minProperties"] = 1
-    for level in levels["properties"].values():
-        level["type"] = "object"  # a level is left out, not empty
+    for name, value in levels["properties"].items():  # they are left out, not empty
+        value["type"] = "number" if name == "node_bytes_per_s" else "object"
     return {**schema, "required": ["device", "launcher"]}
 
 

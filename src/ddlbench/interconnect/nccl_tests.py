@@ -39,6 +39,8 @@ _ROW = re.compile(
 _BROKEN_ROW = re.compile(r"^\s*\d{2,18}\s+\d{1,18}\s+[a-z][a-z0-9_]+\s+[a-z]+\s+-?\d+")
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
 _HEADING = re.compile(r"\bsize\s+count\s.*?\b(time\s+algbw\b.*)")
+_COLUMN = re.compile(r"\b(?:time|algbw|busbw|error|diff\w*)\b|#wrong")
+_WIDE_GAP = re.compile(r"\S\s{24,}[\d.]")
 _RANK = re.compile(
     r"\bRank\s+(\d{1,9})\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
 )
@@ -149,12 +151,20 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
 def _rows(lines: Sequence[str]) -> tuple[list[_Row], int]:
     """The rows with a time, and how many are broken."""
     matched_rows = [(match, _read(match)) for line in lines if (match := _ROW.search(line))]
-    headings = (match[1].split() for line in lines if (match := _HEADING.search(line)))
-    columns = max([*map(len, headings), *(_columns(match) for match, _ in matched_rows)], default=0)
-    whole = [row for match, row in matched_rows if row is not None and _columns(match) == columns]
+    headings = (
+        len(_COLUMN.findall(match[1])) for line in lines if (match := _HEADING.search(line))
+    )
+    columns = max([*headings, *(_columns(match) for match, _ in matched_rows)], default=0)
+    whole = [row for match, row in matched_rows if row is not None and _is_whole(match, columns)]
     empty = sum(int(match[1]) == 0 for match, _ in matched_rows)
     torn = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
     return whole, torn + len(matched_rows) - len(whole) - empty
+
+
+def _is_whole(match: re.Match[str], columns: int) -> bool:
+    """Whether a row has all columns, or those of in-place times only, behind a wide gap."""
+    count = _columns(match)
+    return count == columns or (2 * count == columns and _WIDE_GAP.search(match[0]) is not None)
 
 
 def _columns(match: re.Match[str]) -> int:

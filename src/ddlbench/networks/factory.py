@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -180,14 +181,17 @@ def checked(name: str, network: Any) -> nn.Sequential:
 
 
 def _refuse_patched(network: nn.Module, where: str) -> None:
-    """Refuse modules whose forward is an attribute: it stays bound to what a copy is made of."""
+    """Refuse modules whose forward is a closure: it stays bound to what a copy is made of."""
     for place, part in network.named_modules():
-        if "forward" not in vars(part) or hasattr(part, "_orig_mod"):  # compiled: copies know
-            continue
-        kind = type(part).__name__
+        forward = vars(part).get("forward")
+        if isinstance(forward, MethodType) and forward.__self__ is part:
+            continue  # of the copied module in a copy
+        if not getattr(forward, "__closure__", None) or hasattr(part, "_orig_mod"):
+            continue  # a compiled module knows how to be copied
+        kind, which = type(part).__name__, f"its layer {place}" if place else "it"
         raise ConfigError(
-            f"{where}: a forward was put into its layer {place or 'itself'} ({kind}), and copies "
-            f"of it would call the original; write a class that inherits from {kind} instead"
+            f"{where}: a forward was put into {which} ({kind}), and copies of it would call the "
+            f"original; write a class that inherits from {kind} instead"
         )
 
 

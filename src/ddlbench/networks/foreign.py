@@ -124,7 +124,9 @@ def required_inputs(module: nn.Module) -> list[str]:
     if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:
         return []  # which may add inputs
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        # A decorator may add what the wrapped function wants.
+        signature = inspect.signature(module.forward, follow_wrapped=False)
+        parameters = signature.parameters.values()
     except (TypeError, ValueError):
         return []
     of_any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -268,6 +268,7 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
         states = _random_states() if computes else ()  # fakes draw nothing
         kept = {n: w.detach().clone() for n, w in double.named_parameters()} if computes else {}
         known = {name for name, _ in double.named_parameters()}
+        drawn = torch.get_rng_state()
         outputs = _forward(double, inputs, step)
         step.made = [name for name, _ in double.named_parameters() if name not in known]
         step.random = computes and _random_states() != states
@@ -275,8 +276,9 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
         step.written = _changed(double, kept)
         if step.written:
             written = {name: w.detach().clone() for name, w in double.named_parameters()}
-            other = copy_of(network).train()
-            _forward(other, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
+            other, others = copy_of(network).train(), made_up_inputs(spec, _SAMPLES, "cpu")
+            torch.set_rng_state(drawn)  # so that noise changes them alike
+            _forward(other, others, _Step())
             step.written_by_samples = _changed(
                 other, {name: written[name] for name in step.written}
             )

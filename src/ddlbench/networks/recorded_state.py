@@ -14,10 +14,13 @@ generators of torch are not looked for here: whoever records sees their calls.
 from __future__ import annotations
 
 import inspect
+import io
+import logging
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import suppress
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -29,13 +32,24 @@ _DEPTH = 4  # self.tracker.history["loss"][0]
 _MOST_ITEMS = 1000  # of a container; of a longer one only the ends
 _COMPARED_BYTES = 2**20  # bytes of an array; of a larger one only the shape
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, property)
+_CODE = (type, BuiltinFunctionType, ModuleType, property)
+# What a message is written with changes by itself, and no output by it.
+_LOGS = (logging.Logger, logging.LoggerAdapter, logging.Handler, io.IOBase)
+_MOST_VALUES = 20_000  # of a module; of containers beyond only the length
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
     """All that a call of the module itself may change, to be compared."""
     values = {**vars(module), **dict(_of_class(type(module))), **dict(_of_forward(module))}
-    return {name: _state(value, _DEPTH) for name, value in values.items()}
+    left = _Left()
+    return {name: _state(value, _DEPTH, left) for name, value in values.items()}
+
+
+@dataclass
+class _Left:
+    """How many more values are looked at."""
+
+    values: int = _MOST_VALUES
 
 
 def generators_of_host() -> tuple[object, ...]:
@@ -58,7 +72,7 @@ def _of_forward(module: nn.Module) -> Iterator[tuple[str, Any]]:
     function = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
     if not isinstance(function, FunctionType):
         return
-    if function.__module__.partition(".")[0] == "torch":
+    if (function.__module__ or "").partition(".")[0] == "torch":
         return
     for name in function.__code__.co_names:
         if name in function.__globals__:
@@ -68,20 +82,43 @@ def _of_forward(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield f"outer {name}", cell.cell_contents
 
 
-def _state(value: Any, depth: int) -> Any:
+def _state(value: Any, depth: int, left: _Left) -> Any:
     """Something that equals the state of the same value later only if nothing changed."""
-    if isinstance(value, _SCALARS):
-        return value
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    if isinstance(value, (nn.Module, *_CODE)):
-        return id(value)
-    generator = _generator(value)
-    if generator is not None:
-        return generator
+    left.values -= 1
+    plain = _plain(value)
+    if plain is not None:
+        return plain
     if isinstance(value, Iterator):
         return object()  # who keeps one takes its next value: never the same
-    return (type(value).__qualname__, _contents(value, depth - 1)) if depth else id(value)
+    if not depth or left.values <= 0:
+        return id(value), len(value) if isinstance(value, Sized) else 0
+    if isinstance(value, FunctionType | MethodType):
+        kept = [_state(item, depth - 1, left) for item in _kept_by(value)]
+        return id(getattr(value, "__func__", value)), kept
+    return type(value).__qualname__, _contents(value, depth - 1, left)
+
+
+def _plain(value: Any) -> tuple[Any] | None:
+    """What a value is that holds no others; None of one that does."""
+    if isinstance(value, _SCALARS):
+        return (value,)
+    if isinstance(value, Tensor):
+        return ((id(value), value._version),)
+    if isinstance(value, (nn.Module, *_CODE, *_LOGS)):
+        return (id(value),)
+    generator = _generator(value)
+    return None if generator is None else (generator,)
+
+
+def _kept_by(function: FunctionType | MethodType) -> list[Any]:
+    """The object of a method, and what a function keeps from where it was made."""
+    if isinstance(function, MethodType):
+        return [function.__self__]
+    kept = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            kept.append(cell.cell_contents)
+    return kept
 
 
 def _generator(value: Any) -> Any:
@@ -97,20 +134,22 @@ def _generator(value: Any) -> Any:
     return None
 
 
-def _contents(value: Any, depth: int) -> Any:
+def _contents(value: Any, depth: int, left: _Left) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.shape, value.tobytes() if value.nbytes < _COMPARED_BYTES else ()
     if isinstance(value, Mapping):
         items = _ends(list(value.items()))
-        return len(value), [(_state(key, depth), _state(item, depth)) for key, item in items]
+        return len(value), [
+            (_state(key, depth, left), _state(item, depth, left)) for key, item in items
+        ]
     if isinstance(value, list | tuple | deque):
-        return len(value), [_state(item, depth) for item in _ends(list(value))]
+        return len(value), [_state(item, depth, left) for item in _ends(list(value))]
     if isinstance(value, set | frozenset):
         return len(value), hash(frozenset(value))
     slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
     attributes = {name: getattr(value, name, None) for name in slots}
     attributes |= getattr(value, "__dict__", {})
-    return {name: _state(attribute, depth) for name, attribute in attributes.items()}
+    return {name: _state(attribute, depth, left) for name, attribute in attributes.items()}
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:

@@ -239,3 +239,12 @@ def test_real_data_of_an_experiment_goes_before_the_sites(tmp_path):
     assert site.real_data == {"mnist": "/theirs", "cifar10": "/mine"}
     with pytest.raises(ConfigError, match="real_data: unknown dataset 'cifar'"):
         load_site(str(path), real_data={"cifar": "/mine"})
+
+
+def test_links_by_hand_say_what_a_node_sends(tmp_path: Path) -> None:
+    link = "{latency_s: 0.0001, bandwidth_bytes_per_s: 1000000000}"
+    links = (
+        f"interconnect: {{links: {{default: {{network: {link}, node_bytes_per_s: 2000000000}}}}}}"
+    )
+    site = _load(tmp_path, f"device: cpu\nlauncher: local\n{links}\n")
+    assert site.interconnect.links["default"].node_bytes_per_s == 2e9

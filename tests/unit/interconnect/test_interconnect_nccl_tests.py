@@ -136,6 +136,18 @@ def test_a_row_that_was_cut_off_gives_no_other_time():
         assert len(test.points) + len(test.remarks) == 2
 
 
+def test_rows_of_other_widths_than_the_heading_are_read_where_nothing_was_cut():
+    stamped = TITLE.replace("#wrong", "#wrong     time   algbw   busbw #wrong    timestamp")
+    rows = "\n".join(f"{row}  2026-01-01 10:00:00" for row in ROWS.splitlines())
+    assert len(parse_nccl_tests(text(rows).replace(TITLE, stamped), "out").points) == 2
+    in_place = f"  536870912  134217728  float  sum  -1{' ' * 40}2560.1  209.7  393.2  0"
+    both = TITLE + "     time   algbw   busbw #wrong"
+    read = parse_nccl_tests(text(in_place).replace(TITLE, both), "out")
+    assert [point.time_s for point in read.points] == [pytest.approx(2560.1e-6)]
+    noisy = both + " worker-0:1 [0] NCCL INFO Channel 00"
+    assert len(parse_nccl_tests(text().replace(TITLE, noisy), "out").points) == 2
+
+
 def test_an_operation_that_the_text_denies_is_refused():
     with pytest.raises(ConfigError, match="names all_reduce_perf, and --operation broadcast"):
         parse_nccl_tests(text(name=NAMED.format("all_reduce")), "out", "broadcast")

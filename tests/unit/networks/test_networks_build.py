@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
+from collections.abc import Callable
 from math import prod
 from types import ModuleType
 
@@ -241,3 +244,39 @@ def test_a_module_may_freeze_weights_where_it_is_told_to_train() -> None:
 def test_a_forward_that_copies_would_lose_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"put into its layer 1 \(Linear\)"):
         build(f"{__name__}:patched", DATASETS["mnist"], 1)
+
+
+def negates(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(forward)
+    def decorated(self: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        return forward(self, images, -1.0)
+
+    return decorated
+
+
+class Chosen(nn.Module):
+    """Its forward is decorated, calls a logger, and is one of its methods."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(prod(spec.shape), 4), nn.Linear(4, spec.num_classes)
+        self.forward = self.negative
+
+    @negates
+    def negative(self, images: torch.Tensor, sign: float) -> torch.Tensor:
+        LOG.debug("called")
+        return self.head(torch.relu(sign * self.body(images.flatten(1))))
+
+
+LOG = logging.getLogger("chosen")
+
+
+def traced(spec: DatasetSpec) -> nn.Module:
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(spec.shape), 4), nn.ReLU())
+    return torch.fx.symbolic_trace(nn.Sequential(*layers, nn.Linear(4, spec.num_classes)))
+
+
+@pytest.mark.parametrize("name", ["Chosen", "traced"])
+def test_usual_ways_to_make_a_forward_are_cut(name: str) -> None:
+    logging.basicConfig()
+    assert len(build(f"{__name__}:{name}", DATASETS["mnist"], 1)) > 1

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks import recorded
+from ddlbench.networks import recorded, recorded_state
 from ddlbench.networks.foreign import whole
 from ddlbench.networks.inspection import copy_of
 from ddlbench.networks.recorded import cut_by_recording
@@ -373,3 +373,12 @@ def test_blocks_that_fail_in_any_way_make_one_block(device, monkeypatch) -> None
         network = whole(Outer(Middle(), inner=True), "")[0]
     with pytest.raises(CannotRecord, match="its blocks fail .AttributeError: .* 'nowhere'"):
         cut_by_recording(network, CIFAR10)
+
+
+def test_a_large_container_is_looked_into_up_to_a_bound() -> None:
+    middle = Middle()
+    middle.table = {row: {column: [row, column] for column in range(300)} for row in range(300)}
+    left = recorded_state._Left()
+    recorded_state._state(middle.table, 4, left)
+    assert -1000 < left.values <= 0
+    assert recorded_state.state_of(middle) == recorded_state.state_of(middle)

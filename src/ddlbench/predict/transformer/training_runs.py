@@ -168,7 +168,7 @@ def training_runs(
     if kind is None or kind.name not in ORIGINS:
         raise ConfigError(f"{where}: its columns are of no table of decoders' trainings")
     origin = ORIGINS[kind.name]
-    if question.device and "accelerator" in table:
+    if question.device and DeviceSheet.name_of(question.device) and "accelerator" in table:
         _check_device(table["accelerator"], question.device, where)
     if origin.accelerator:
         table = _of_gpts(table, origin, where)
@@ -409,11 +409,11 @@ def _sheets(names: pd.Series[Any], device: str | None, where: str) -> list[Devic
 
 def _check_device(names: pd.Series[Any], device: str, where: str) -> None:
     """Refuse rows of another known device; a name that no data sheet has may be of this one."""
-    sheet = DeviceSheet.named(device)
+    sheet = DeviceSheet.called(device)
     others = [
         name
         for name in names.dropna().astype(str).unique()
-        if name not in sheet.aliases and DeviceSheet.called(name) not in (None, sheet)
+        if DeviceSheet.called(name) not in (None, sheet)
     ]
     remark = f"accelerator is {{!r}}, another device than --hardware {device}"
     refuse(names.isin(others), names, where, f"{remark}; give only rows of {device}")

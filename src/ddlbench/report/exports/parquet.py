@@ -40,7 +40,9 @@ def _is_export(path: Path) -> bool:
 
     try:
         about = pyarrow.parquet.read_schema(path).metadata or {}
-    except pa.ArrowInvalid:  # no Parquet
+    except (pa.ArrowInvalid, OSError) as error:  # no Parquet, or a damaged one
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         return False
     return bool(about.get(b"creator", b"").startswith(b"ddlbench "))
 
