@@ -237,9 +237,14 @@ class LinkTable:
         return rate.node_bytes_per_s if rate else math.inf
 
     def cards(self, devices_per_node: int) -> float:
-        """Devices of a node that send to other nodes at full rate at once; 1 if unknown."""
+        """Devices of a node that send to other nodes at full rate at once; 1 if unknown.
+
+        Some of the devices that were measured have their part of the cards.
+        """
         rate = self._node_rate(devices_per_node)
-        return 1.0 if self.node_rate_bytes_per_s is not None or not rate else rate.cards
+        if self.node_rate_bytes_per_s is not None or rate is None:
+            return 1.0
+        return max(1.0, rate.cards * min(1.0, devices_per_node / rate.devices_per_node))
 
     def _node_rate(self, devices_per_node: int) -> NodeRate | None:
         rates = self.links.node_rates

@@ -47,6 +47,11 @@ def test_cards_are_one_to_all_devices(node: float, cards: float) -> None:
     assert table(rate(1e9, node)).cards(4) == pytest.approx(cards)
 
 
+def test_some_devices_of_a_node_have_their_part_of_its_cards() -> None:
+    measured = table(rate(1e9, 2e9, 8))
+    assert [measured.cards(devices) for devices in (1, 2, 4, 8)] == [1.0, 1.0, 1.0, 2.0]
+
+
 def test_a_rate_that_was_not_measured_is_unknown() -> None:
     assert table().cards(4) == 1.0
     assert table().node_bytes_per_s(4) == float("inf")
