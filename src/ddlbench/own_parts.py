@@ -281,7 +281,7 @@ def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
         return None
 
 
-def try_network(network: str, dataset: str, site: Site) -> None:
+def check_can_be_built(network: str, dataset: str, site: Site) -> None:
     """Try a user's or a library's network, where this machine can tell.
 
     Raises:

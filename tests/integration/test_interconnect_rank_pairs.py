@@ -127,7 +127,9 @@ def test_all_devices_of_a_node_send_to_another_at_once():
     assert others == [[], [], []]
     rate = NodeRate.from_dict(*first)
     assert (rate.nodes, rate.devices_per_node, rate.ranks, rate.transport) == (2, 2, 4, "gloo")
-    assert 1 <= rate.cards <= 2
+    assert 2**20 <= rate.message_bytes <= 2**24
+    # Two devices are neither ten times as fast as one, nor ten times as slow.
+    assert 0.1 < rate.node_bytes_per_s / rate.device_bytes_per_s < 10
 
 
 @pytest.mark.parametrize("devices", [1, 4])

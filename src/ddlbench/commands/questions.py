@@ -37,7 +37,7 @@ from ddlbench.experiment.paths import (
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, NETWORKS
 from ddlbench.experiment.site import load_site
-from ddlbench.own_parts import try_network
+from ddlbench.own_parts import check_can_be_built
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import range_text
@@ -126,7 +126,7 @@ def _check_network(question: Question, site: Site) -> None:
     if network not in NETWORKS.built_in:
         key = ProfileKey.of(question.cell(BASE))
         if not profile_file(site.name, key.id).is_file():
-            try_network(network, dataset, site)
+            check_can_be_built(network, dataset, site)
 
 
 def check_given(values: dict[str, Any], names: Sequence[str]) -> None:

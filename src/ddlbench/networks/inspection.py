@@ -38,7 +38,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.foreign import seeded, why_uncut
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.networks.recorded_state import generators_of_host
+from ddlbench.networks.recorded_state import generator_states
 from ddlbench.planning.network_tables import NetworkTraits
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -265,13 +265,13 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
     with _computing(computes), torch.enable_grad():
         double = (copy_of(network) if computes else copy_without_data(network)).train()
         inputs = made_up_inputs(spec, _SAMPLES, "cpu")
-        states = _random_states() if computes else ()  # fakes draw nothing
+        states = generator_states() if computes else ()  # fakes draw nothing
         kept = {n: w.detach().clone() for n, w in double.named_parameters()} if computes else {}
         known = {name for name, _ in double.named_parameters()}
         drawn = torch.get_rng_state()
         outputs = _forward(double, inputs, step)
         step.made = [name for name, _ in double.named_parameters() if name not in known]
-        step.random = computes and _random_states() != states
+        step.random = computes and generator_states() != states
         step.backward_within = any(weight.grad is not None for weight in double.parameters())
         step.written = _changed(double, kept)
         if step.written:
@@ -373,11 +373,6 @@ def _watching_gradients(step: _Step) -> Iterator[None]:
 
 def _computing(computes: bool) -> AbstractContextManager[object]:
     return nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _random_states() -> tuple[object, ...]:
-    """States of all generators of the host, to be compared."""
-    return torch.get_rng_state().numpy().tobytes(), *generators_of_host()
 
 
 def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:

@@ -17,7 +17,7 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.foreign import Whole, seeded
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.networks.inspection import copy_of, tensors_of
-from ddlbench.networks.recorded_state import generators_of_host
+from ddlbench.networks.recorded_state import generator_states
 from ddlbench.networks.recording import CannotRecord
 
 _CHECKED_SAMPLES = (5, 4)  # of two calls
@@ -72,7 +72,7 @@ def _outputs(
             if output.requires_grad:
                 output.square().mean().backward()
             outputs.append(output.detach())
-        return outputs, (torch.get_rng_state().numpy().tobytes(), *generators_of_host())
+        return outputs, generator_states()
 
 
 def _compare(what: str, mine: Tensor | None, other: Tensor | None) -> None:

@@ -58,6 +58,11 @@ def generators_of_host() -> tuple[object, ...]:
     return random.getstate(), kind, np.asarray(keys).tobytes(), place
 
 
+def generator_states() -> tuple[object, ...]:
+    """The same, and that of torch's generator on the CPU."""
+    return torch.get_rng_state().numpy().tobytes(), *generators_of_host()
+
+
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     for owner in kind.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "builtins"):

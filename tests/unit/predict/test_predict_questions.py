@@ -302,7 +302,7 @@ def test_a_network_that_does_not_exist_is_refused_before_its_profile_is_asked_fo
         tried.append(network)
         raise ConfigError("there is no module mynets")
 
-    monkeypatch.setattr("ddlbench.commands.questions.try_network", refuse)
+    monkeypatch.setattr("ddlbench.commands.questions.check_can_be_built", refuse)
     with pytest.raises(ConfigError, match="no module mynets"):
         questions_with(network="mynets:cnn")
     assert questions_with(network="vgg16").single.network == "vgg16"  # built in, without a profile
