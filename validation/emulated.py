@@ -67,6 +67,31 @@ STEADY: dict[str, Any] = {
     "overrides": [],
     "exclude": [],
 }
+# A pipeline of two stages on each node: the sums of both stages meet on one network card.
+REPLICATED_PIPELINES = ["pipe-gpipe", "pipe-1f1b", "pipe-zb"]
+REPLICATED: dict[str, Any] = {
+    **EXPERIMENT,
+    "experiment": "replicated",
+    "matrix": {
+        "dataset": ["cifar10"],
+        "network": ["stack", "vgg11"],
+        "strategy": ["sequential", *REPLICATED_PIPELINES],
+        "geometry": ["2x2"],
+        "fabric": ["gigabit"],
+    },
+    "settings": {
+        "batch_size": 48,
+        "data_scale": 0.02,
+        "data_format": "raw",
+        "epochs": 1,
+        "warmup_steps": 1,
+        "max_steps": 5,
+    },
+    "strategies": {name: {"chunks": 4, "replicas": 2} for name in REPLICATED_PIPELINES},
+    "repeats": 2,
+    "overrides": [],
+    "exclude": [],
+}
 # Cases to choose in: four networks, three or four batches, two and four devices of one node, and
 # two nodes over a link. Without PipeDream, whose weights are old, so that no choice may name it.
 CASES: dict[str, Any] = {
@@ -106,6 +131,12 @@ SITE_KEYS = {
 
 def main() -> None:
     """Measure, predict, keep one row a cell."""
+    _study_of_all_strategies()
+    _study_of_steady_states()
+    _study_of_replicated_pipelines()
+
+
+def _study_of_all_strategies() -> None:
     study = _studied(EXPERIMENT, "links", "profiles", "cells")
     results = Path("results") / SITE / "emulated"
     predictions = study.folder / results / "predictions.json"
@@ -120,12 +151,25 @@ def main() -> None:
     figures = results / "figures"
     study.keep(figures / "predictions" / "accuracy.png", OUT / "accuracy.png")
     study.keep(figures / "speedup.png", OUT / "speedup.png")
+
+
+def _study_of_steady_states() -> None:
     study = _studied(STEADY, "cells")
     results = Path("results") / SITE / "steady"
     study.keep(results / "figures" / "pipelines.csv", OUT / "steady.csv")
     _without_messages(study.folder / results / "predictions.json").to_csv(
         OUT / "steady_bound.csv", index=False, float_format="%.4g"
     )
+
+
+def _study_of_replicated_pipelines() -> None:
+    study = _studied(REPLICATED, "links", "profiles", "cells")
+    results, kept = study.folder / "results" / SITE, OUT / "replicated"
+    keep_cells("replicated", results / "replicated" / "predictions.json", "all", kept / "cells.csv")
+    study.keep(results / "links" / "gigabit" / "links.json", kept / "links.json")
+    for network in REPLICATED["matrix"]["network"]:
+        profile = results / "profiles" / "cifar10" / network / "fp32-1t" / "profile.json"
+        study.keep(profile, kept / f"profile-{network}.json")
 
 
 def described(experiment: dict[str, Any]) -> Study:
