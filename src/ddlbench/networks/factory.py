@@ -11,7 +11,6 @@ import json
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -356,17 +355,21 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
     Raises:
         ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
-    work = _work(network, spec)
-    with suppress(Exception):  # some networks cannot be built without numbers
-        plan = skeleton(network, spec)
-        if sum(tensor.nbytes for tensor in tensors_of(plan)) > _BUILT_BYTES:
-            return TriedNetwork(work, inspect(plan, spec))
+    _, blocks, work = _tried(network, spec)
+    if sum(tensor.nbytes for tensor in tensors_of(blocks)) > _BUILT_BYTES:
+        return TriedNetwork(work, inspect(blocks.to("meta"), spec))
+    where = f"network {network!r}"
+    try:
+        built, traits = build_with_traits(network, spec, seed=0)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _cannot_be_built(where, spec, error) from error
     # The meta device does not compare types of numbers.
-    _tried_on("cpu", network, _load(network), spec)
-    built, traits = build_with_traits(network, spec, seed=0)
+    _run_blocks(where, built, spec, "cpu")
     error = why_step_fails(built, spec)
     if error is not None:
-        raise BlockFails(f"network {network!r} cannot be trained: {_sentence(error)}") from error
+        raise BlockFails(f"{where} cannot be trained: {_sentence(error)}") from error
     return TriedNetwork(work, traits)
 
 
@@ -433,6 +436,11 @@ def _load(network: str) -> Any:
         raise ConfigError(f"network {network!r}: {module} fails: {_sentence(error)}") from error
 
 
+def _cannot_be_built(where: str, spec: DatasetSpec, error: Exception) -> ConfigError:
+    why = f"{_sentence(error)}{_if_call(error)}"
+    return ConfigError(f"{where} cannot be built for {spec.name}: {why}")
+
+
 def _tried_on(
     device: str, network: str, factory: Any, spec: DatasetSpec
 ) -> tuple[nn.Sequential, dict[str, float]]:
@@ -443,26 +451,18 @@ def _tried_on(
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{where} cannot be built for {spec.name}: {_sentence(error)}{_if_call(error)}"
-        ) from error
+        raise _cannot_be_built(where, spec, error) from error
     blocks = out_of_place(_checked(network, made, spec))
-    with FlopCounter() as counter:
-        until = _run_blocks(where, blocks, spec, device, counter)
+    until = _run_blocks(where, blocks, spec, device)
     each = (last - first for first, last in pairwise([0, *until]))
     work = {name: total / _SAMPLES for name, total in zip(blocks._modules, each, strict=True)}
     return blocks, work
 
 
-def _run_blocks(
-    where: str,
-    blocks: nn.Sequential,
-    spec: DatasetSpec,
-    device: str,
-    counter: FlopCounter,
-) -> list[int]:
+def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: str) -> list[int]:
     """Run two samples through the blocks; operations until the end of each."""
-    with torch.enable_grad():  # some networks take gradients within their forward pass
+    # Some networks take gradients within their forward pass.
+    with torch.enable_grad(), FlopCounter() as counter:
         inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
         passing: Any = inputs
         until = []
