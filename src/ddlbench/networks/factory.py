@@ -367,9 +367,9 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
         raise _cannot_be_built(where, spec, error) from error
     # The meta device does not compare types of numbers.
     _run_blocks(where, built, spec, "cpu")
-    error = why_step_fails(built, spec)
-    if error is not None:
-        raise BlockFails(f"{where} cannot be trained: {_sentence(error)}") from error
+    fault = why_step_fails(built, spec)
+    if fault is not None:
+        raise BlockFails(f"{where} cannot be trained: {_sentence(fault)}") from fault
     return TriedNetwork(work, traits)
 
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import logging
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -50,6 +52,46 @@ class _Left:
     """How many more values are looked at."""
 
     values: int = _MOST_VALUES
+
+
+def sets_modes(module: nn.Module) -> bool:
+    """Whether a module's ``train`` or ``eval`` does something else than that of ``nn.Module``.
+
+    Both are called, and end in the mode of before: give a copy.
+    """
+    kind = type(module)
+    if {"train", "eval"} & vars(module).keys():
+        return True
+    if kind.train is nn.Module.train and kind.eval is nn.Module.eval:
+        return False
+    if module not in _SETS_MODES:  # a module is recorded many times
+        before = module.training
+        try:
+            sets = _sets_mode(module, not before) | _sets_mode(module, before)
+        except Exception:  # whatever it wants, blocks would not give it
+            sets = True
+        _SETS_MODES[module] = sets
+    return _SETS_MODES[module]
+
+
+_SETS_MODES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def _sets_mode(module: nn.Module, mode: bool) -> bool:
+    nn.Module.train(module, mode)
+    expected = _modes_of(module)
+    module.train(mode)
+    differs = _modes_of(module) != expected
+    if not mode:
+        module.eval()
+        differs |= _modes_of(module) != expected
+    return differs
+
+
+def _modes_of(module: nn.Module) -> list[Any]:
+    """What methods that set modes may change, to be compared."""
+    trained = [weight.requires_grad for weight in module.parameters()]
+    return [trained, *(_state(vars(part), _DEPTH, _Left()) for part in module.modules())]
 
 
 def generators_of_host() -> tuple[object, ...]:
@@ -94,13 +136,24 @@ def _state(value: Any, depth: int, left: _Left) -> Any:
     if plain is not None:
         return plain
     if isinstance(value, Iterator):
-        return object()  # who keeps one takes its next value: never the same
+        return _place_of(value)
     if not depth or left.values <= 0:
         return id(value), len(value) if isinstance(value, Sized) else 0
     if isinstance(value, FunctionType | MethodType):
         kept = [_state(item, depth - 1, left) for item in _kept_by(value)]
         return id(getattr(value, "__func__", value)), kept
     return type(value).__qualname__, _contents(value, depth - 1, left)
+
+
+def _place_of(values: Iterator[Any]) -> Any:
+    """Where an iterator is; of most nobody can tell without taking a value: never the same."""
+    if isinstance(values, itertools.count):
+        return repr(values)
+    if isinstance(values, GeneratorType):  # a decorator made by contextlib never begins its own
+        state = inspect.getgeneratorstate(values)
+        if state in (inspect.GEN_CREATED, inspect.GEN_CLOSED):
+            return id(values), state
+    return object()
 
 
 def _plain(value: Any) -> tuple[Any] | None:

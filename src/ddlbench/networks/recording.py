@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ddlbench.networks.inspection import has_hooks
-from ddlbench.networks.recorded_state import generators_of_host, state_of
+from ddlbench.networks.recorded_state import generators_of_host, sets_modes, state_of
 
 _READS = frozenset(
     {
@@ -162,6 +162,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, module: nn.Module, opaque: Mapping[str, str]) -> None:
         super().__init__()
         self._module, self._opaque = module, dict(opaque)
+        self._with_modes = {child for child in module.modules() if sets_modes(child)}
         self._paths = {id(child): name for name, child in module.named_modules()}
         self._named = {
             id(tensor): name
@@ -218,7 +219,7 @@ class _Recorder(TorchFunctionMode):
             owners = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
             if layers & owners:
                 continue
-            if _sets_modes(child):
+            if child in self._with_modes:
                 raise CannotRecord(f"{name or 'it'} has a train() or eval() of its own")
             if name in now and now[name] != before.get(name):
                 raise CannotRecord(f"{name or 'it'} keeps something from call to call")
@@ -235,7 +236,7 @@ class _Recorder(TorchFunctionMode):
                 return original(module, *arguments, **named)
             if path and (path in self._opaque or _is_layer(module)):
                 return self._layer(path, original, module, arguments, named)
-            if why := _what_blocks_lose(module):
+            if why := self._what_blocks_lose(module):
                 raise _Blamed(path, f"{path or 'it'} {why}")
             before = state_of(module)
             self._blame_draws()
@@ -255,6 +256,12 @@ class _Recorder(TorchFunctionMode):
                 yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def _what_blocks_lose(self, module: nn.Module) -> str:
+        """What a module does beside its forward pass, as a verb; empty if blocks lose nothing."""
+        if has_hooks(module):
+            return "has hooks"
+        return "has a train() or eval() of its own" if module in self._with_modes else ""
 
     def _blame_draws(self) -> None:
         """Blame the module that runs if Python's or numpy's generator has moved."""
@@ -332,7 +339,7 @@ class _Recorder(TorchFunctionMode):
         named: dict[str, Any],
     ) -> Any:
         self._blame_draws()
-        if module.training != self._module.training and not _has_own_modes(module):
+        if module.training != self._module.training and not self._with_modes & {*module.modules()}:
             raise self._blamed("changes between training and evaluation in its forward pass")
         entry = self._entry("layer", path, arguments, named)
         entry.of_data = True  # its dropout or statistics may be
@@ -536,23 +543,6 @@ def _kernels() -> tuple[bool, ...]:
         torch._C._get_cudnn_benchmark(),
         torch.are_deterministic_algorithms_enabled(),
     )
-
-
-def _what_blocks_lose(module: nn.Module) -> str:
-    """What a module does beside its forward pass, as a verb; empty if blocks lose nothing."""
-    if has_hooks(module):
-        return "has hooks"
-    return "has a train() or eval() of its own" if _sets_modes(module) else ""
-
-
-def _sets_modes(module: nn.Module) -> bool:
-    kind = type(module)
-    methods_of_torch = kind.train is nn.Module.train and kind.eval is nn.Module.eval
-    return not methods_of_torch or bool({"train", "eval"} & vars(module).keys())
-
-
-def _has_own_modes(layer: nn.Module) -> bool:
-    return any(_sets_modes(module) for module in layer.modules())
 
 
 def _name_of(func: Any) -> str:

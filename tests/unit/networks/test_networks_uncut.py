@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -262,6 +263,38 @@ class StaysInEvaluation(Middle):
         return self.norm(x)
 
 
+class ReadsItsOptionsInTrain(Middle):
+    """As the models of transformers do."""
+
+    kernels = False
+
+    def train(self, mode=True):
+        changed = self.training != mode
+        super().train(mode)
+        if self.kernels and changed:
+            self.norm.eval()
+        return self
+
+    def eval(self):
+        return self.train(False)
+
+
+@contextmanager
+def named(name):
+    yield name
+
+
+class IsDecorated(Middle):
+    numbers = itertools.count()
+
+    def prepare(self):
+        self.number = next(self.numbers)
+
+    @named("forward")
+    def forward(self, x):
+        return self.b(x)
+
+
 class FreezesInItsForward(Middle):
     def forward(self, x):
         self.norm.eval()
@@ -332,6 +365,13 @@ def test_within_another_module_it_is_a_layer(kind) -> None:
         assert torch.equal(*results)
     weights = (network.module.a.weight.grad for network in (module, other))
     assert torch.allclose(*weights)
+
+
+@pytest.mark.parametrize("kind", [ReadsItsOptionsInTrain, IsDecorated])
+def test_what_changes_nothing_is_cut(kind) -> None:
+    blocks = cut_by_recording(whole(Outer(kind(), inner=True), "")[0], CIFAR10)
+    assert len(blocks) == 3
+    assert not any(isinstance(child, kind) for child in blocks.modules())
 
 
 @pytest.mark.parametrize("in_place", [True, False])
