@@ -8,7 +8,7 @@
 What is looked at of data::
 
     look         counts, what is left out, and the digest of the data that lies there now
-    measured     cells whose result was measured with other data than that
+    measured     cells whose result was measured with other data than that, or with other code
     check        every file is opened once, and all bad ones are named
 """
 
@@ -36,7 +36,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.planner import make_plan, request_of
 from ddlbench.planning.trainable import has_stages, why_not_cut, why_not_trained
-from ddlbench.planning.tried_networks import TRIED, key_of, tried_before
+from ddlbench.planning.tried_networks import TRIED, key_of, network_digest, tried_before
 
 if TYPE_CHECKING:
     from ddlbench.datasets.user_data import UserData
@@ -86,16 +86,38 @@ class OwnFolders:
     def others_remark(self, site: Site, cells: Iterable[Cell]) -> list[str]:
         """A sentence if cells were measured with other data."""
         others = self.measured_with_others(site, cells)
-        if not others:
-            return []
-        datasets = ", ".join(dict.fromkeys(cell.dataset for cell in others))
-        count = f"{len(others)} cell{'s' if len(others) > 1 else ''}"
-        were = "were" if len(others) > 1 else "was"
-        return [
-            f"{count} of {datasets} {were} measured with other data than lies there now, and no "
-            "ratio to cells of this data is drawn; to measure with this data: "
-            "ddlbench status forget --state other-data"
-        ]
+        return _others_remark([cell.dataset for cell in others], "data", "lies there now")
+
+
+def measured_with_other_code(site: Site, cells: Iterable[Cell]) -> list[Cell]:
+    """Cells with a result of other code of their network than is here now."""
+    now: dict[str, str | None] = {}
+    others = []
+    for cell in cells:
+        digest = now.setdefault(cell.network, network_digest(cell.network))
+        with suppress(InvalidResult, OSError):
+            if digest is not None:
+                then = read_result(result_file(site.name, cell.id)).own_network
+                others += [cell] if then not in (None, digest) else []
+    return others
+
+
+def other_code_remark(site: Site, cells: Iterable[Cell]) -> list[str]:
+    """A sentence if cells were measured with other code of their network."""
+    others = measured_with_other_code(site, cells)
+    return _others_remark([cell.network for cell in others], "code", "is here now")
+
+
+def _others_remark(names: Sequence[str], what: str, where: str) -> list[str]:
+    """A sentence about cells that were measured with something else; none without a cell."""
+    if not names:
+        return []
+    count, were = (f"{len(names)} cells", "were") if len(names) > 1 else ("1 cell", "was")
+    return [
+        f"{count} of {', '.join(dict.fromkeys(names))} {were} measured with other {what} than "
+        f"{where}, and no ratio to cells of this {what} is drawn; to measure with this {what}: "
+        f"ddlbench status forget --state other-{what}"
+    ]
 
 
 def _key(cell: Cell) -> _Key:
@@ -208,13 +230,14 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
         ConfigError: a network or a folder of data cannot work; the sentence says why.
     """
     cells = [row.cell for row in rows if row.unsupported is None]
-    pairs = {(c.network, c.dataset) for c in cells if c.network not in NETWORKS.built_in}
+    own = [cell for cell in cells if cell.network not in NETWORKS.built_in]
+    pairs = {(cell.network, cell.dataset) for cell in own}
     real = [cell for cell in cells if cell.data_source == "real"]
     if not pairs and not real:
         return OwnParts()
     waiting = finished_of((c.id for c in cells), site.name).waiting(c.id for c in cells)
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
-    remarks: dict[str, None] = {}
+    remarks = dict.fromkeys(other_code_remark(site, own))
     tried = _try_networks(sorted(pairs & used), site, remarks)
     # Of some networks they cannot be counted.
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}

@@ -28,7 +28,7 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.own_parts import look
+from ddlbench.own_parts import look, measured_with_other_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
@@ -97,12 +97,13 @@ def status(
 
 
 _DISTURBED = "disturbed"
-_OTHER_DATA = "other-data"
+_OTHER_DATA, _OTHER_CODE = "other-data", "other-code"
 _OF_FILES = (Status.INVALID, Status.NEWER)
 _FORGOTTEN = (
     *(s.value for s in Status if s.is_result or s in _OF_FILES),
     _DISTURBED,
     _OTHER_DATA,
+    _OTHER_CODE,
 )
 
 
@@ -119,7 +120,8 @@ _FORGOTTEN = (
     metavar="STATE",
     required=True,
     help=f"Which results to delete: {', '.join(_FORGOTTEN)}. Disturbed are cells that something "
-    "stopped while they trained; other-data means measured with other data than lies there now.",
+    "stopped while they trained; other-data and other-code mean measured with other data, or other "
+    "code of the network, than is here now.",
 )
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
@@ -130,6 +132,9 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
     elif state == _OTHER_DATA:
         cells = [row.cell for row in rows if row.cell.data_source == "real"]
         chosen = [cell.id for cell in look(site, cells).measured_with_others(site, cells)]
+    elif state == _OTHER_CODE:
+        cells = [row.cell for row in rows]
+        chosen = [cell.id for cell in measured_with_other_code(site, cells)]
     else:
         known = states(experiment.name, site.name, rows)
         chosen = [cell.cell_id for cell in known if cell.state == state]

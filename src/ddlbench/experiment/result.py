@@ -40,6 +40,8 @@ class InputDigests(Form):
     """Of the links.json that it was made from; null where it used none."""
     profile_digest: str | None
     """Of the profile.json that it was made from; null where it used none."""
+    network_digest: str | None = None
+    """Of the code of the user's or a library's network; null of a built-in one."""
 
 
 @dataclass(frozen=True)
@@ -487,6 +489,11 @@ class Result(Form):
         except ConfigError:
             return None
         return self.inputs.dataset_digest if is_own else None
+
+    @property
+    def own_network(self) -> str | None:
+        """Digest of the code of a network that is not built in; None of a built-in one."""
+        return self.inputs.network_digest
 
 
 _DOCUMENT = Document(

@@ -86,12 +86,14 @@ class Trained:
         training: its beginning.
         synchronous: every update uses gradients of current weights, of one mini-batch.
         own_data: digest of the user's own data; None for generated data.
+        own_network: digest of the network's code; None of a built-in one.
     """
 
     cell: Cell
     training: Training
     synchronous: bool
     own_data: str | None = None
+    own_network: str | None = None
 
     @classmethod
     def of(cls, cell: Cell, result: Result) -> Self | None:
@@ -99,7 +101,7 @@ class Trained:
         if result.status != Status.OK or result.training is None or result.accelerator is not None:
             return None
         synchronous = result.update_semantics == "synchronous" and _sums_one_batch(cell, result)
-        return cls(cell, result.training, synchronous, result.own_data)
+        return cls(cell, result.training, synchronous, result.own_data, result.own_network)
 
     @property
     def is_base(self) -> bool:
@@ -185,7 +187,7 @@ def departures_in(results: Mapping[Cell, Result]) -> dict[str, Departure]:
 
 
 def _key(trained: Trained, names: Sequence[str]) -> tuple[object, ...]:
-    return trained.own_data, *(getattr(trained.cell, name) for name in names)
+    return trained.own_data, trained.own_network, *(getattr(trained.cell, name) for name in names)
 
 
 def _grouped(

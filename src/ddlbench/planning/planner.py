@@ -26,6 +26,7 @@ from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.planning.plan import BlockSource, Plan
 from ddlbench.planning.strategy import Strategy, cut_by_profile, known_strategy, strategy_of
+from ddlbench.planning.tried_networks import network_digest
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,15 @@ def request_of(cell: Cell, site: Site) -> DataRequest:
 
 
 def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
-    """``links_digest`` and ``profile_digest`` of a plan that would be made now.
+    """Digests of what a plan would be made from now: links, profile, code of the network.
 
     None for a file that the plan does not use, or that is missing below ``results_root``.
     """
-    digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
+    digests = {
+        "links_digest": None,
+        "profile_digest": None,
+        "network_digest": network_digest(cell.network),
+    }
     for path in strategy_of(cell.strategy).measured_inputs(cell, site):
         with suppress(OSError, ValueError):
             content = read_json(results_root / path.relative_to(RESULTS))

@@ -1,4 +1,4 @@
-"""Which networks of users and libraries were tried here before.
+"""Which networks of users and libraries were tried here before, and whether their code changed.
 
 A file beside the results holds them. Such a network is tried again when its files, those beside it
 that they import, its library, or what records it (:mod:`ddlbench.networks`) change. Ranks read the
@@ -11,8 +11,9 @@ import ast
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from ddlbench.common.document import read_json
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.registry import LIBRARIES, known
+from ddlbench.experiment.registry import LIBRARIES, NETWORKS, known
 
 TRIED = RESULTS / ".networks-tried.json"
 _RECORDERS = sorted((Path(__file__).parents[1] / "networks").glob("record*.py"))
@@ -44,25 +45,58 @@ def compared_before(network: str, dataset: str) -> bool:
 
 def key_of(network: str, dataset: str) -> str:
     """Network, dataset, and a digest of the files that decide what it is; it imports none."""
-    return f"{network} {dataset} {_state_of(network)}"
+    release, files = _code_of(network)
+    state = [release, [(str(file), *times) for file, *times in _stated(_RECORDERS) + files]]
+    return f"{network} {dataset} {_digest_of(state)}"
 
 
-def _state_of(network: str) -> str:
-    """Names, times and sizes of the files of a network's package, or its library's version."""
+def network_digest(network: str) -> str | None:
+    """Of the code of a network that is not built in, without comments and spaces.
+
+    Of a library's network it is a digest of the library's version. None of a built-in network, and
+    where the code is not here.
+    """
+    if network in NETWORKS.built_in:
+        return None
+    release, files = _code_of(network)
+    return _digest_of_code(release, files) if release or files else None
+
+
+_File = tuple[Path, int, int]  # its time of change and size
+
+
+def _code_of(network: str) -> tuple[str, tuple[_File, ...]]:
+    """The version of a network's library, or the files of its package."""
     word, _, name = known("ddlbench.networks").get(network, network).partition(":")
-    state: list[object] = []
-    files = list(_RECORDERS)
-    if word in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            state = [version("transformers" if word == "hf" else word)]
-        files.append(Path(name.partition("?")[0]))  # hf:mine.json
-    else:
-        files += _files_of(word.partition(".")[0])
-    state += [
-        (str(file), file.stat().st_mtime_ns, file.stat().st_size)
-        for file in files
-        if file.is_file()
-    ]
+    if word not in LIBRARIES:
+        return "", _stated(_files_of(word.partition(".")[0]))
+    files = _stated([Path(name.partition("?")[0])])  # hf:mine.json
+    with suppress(PackageNotFoundError):
+        return version("transformers" if word == "hf" else word), files
+    return "", files
+
+
+def _stated(files: Sequence[Path]) -> tuple[_File, ...]:
+    return tuple(
+        (file, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()
+    )
+
+
+@cache
+def _digest_of_code(release: str, files: tuple[_File, ...]) -> str:
+    return _digest_of([release, *(_statements_in(file) for file, *_ in files)])
+
+
+def _statements_in(file: Path) -> str:
+    """What a file of the user's says, whatever its comments and spaces; of others its digest."""
+    content = file.read_bytes()
+    if file.suffix == ".py" and "site-packages" not in file.parts:
+        with suppress(ValueError, SyntaxError, RecursionError):
+            return ast.unparse(ast.parse(content))
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _digest_of(state: object) -> str:
     return hashlib.blake2b(json.dumps(state).encode(), digest_size=8).hexdigest()
 
 

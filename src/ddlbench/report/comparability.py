@@ -68,6 +68,7 @@ class _Kind:
 
 _KINDS = (
     _Kind("own_data", "read other data", forbids=True),
+    _Kind("own_network", "trained other code of the network", forbids=True),
     _Kind("processors", "ran on different processors", of_machine=True, forbids=True),
     _Kind("host_processors", "ran on hosts with different processors", of_machine=True),
     _Kind("cpu_count", "ran on hosts with different numbers of cores", of_machine=True),
@@ -92,7 +93,9 @@ class Code(StrEnum):
     OTHER_WEIGHTS = "other_weights", f"{{cell}}{SENTENCES['other_weights']}"
     DISTURBED = "disturbed", "{has}no speed-up, as the cell was disturbed: {data}"
     BASE_DISTURBED = "base_disturbed", "{has}no speed-up, as its base was disturbed: {data}"
-    OTHER_DATA = "other_data", ""  # what unlike_base and unlike_repeats are called there
+    # What unlike_base and unlike_repeats are called there, by what they are about.
+    OTHER_DATA = "other_data", ""
+    OTHER_CODE = "other_code", ""
     UNLIKE_BASE = "unlike_base", "no speed-up, as base and cell {clause}: {data}"
     UNLIKE_REPEATS = "unlike_repeats", "no speed-up, as repeats {clause}: {data}"
     BASE_DIFFERS = "base_differs", "base and cell {clause}: {data}"
@@ -108,6 +111,7 @@ class Code(StrEnum):
 _OF_ONE_RUN = (Code.OTHER_TRAINING, Code.OTHER_WEIGHTS, Code.DISTURBED, Code.BASE_DISTURBED)
 _DENYING = (*_OF_ONE_RUN, Code.UNLIKE_BASE, Code.UNLIKE_REPEATS)
 _A_REPEAT = "a_repeat"
+_CALLED = {"own_data": Code.OTHER_DATA, "own_network": Code.OTHER_CODE}
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Note:
         """Code of the reason why there is no speed-up; empty if the note is none."""
         if self.code not in _DENYING or self.about == _A_REPEAT:
             return ""
-        return Code.OTHER_DATA if self.about == "own_data" else self.code
+        return _CALLED.get(self.about, self.code)
 
     @property
     def clause(self) -> str:
@@ -186,6 +190,7 @@ class Circumstances:
         versions: of packages and drivers that run steps, as ``torch 2.13.0``.
         commit: of this program.
         own_data: digest of the user's own data.
+        own_network: of the code of a network that is not built in.
     """
 
     processors: tuple[str, ...] = ()
@@ -195,6 +200,7 @@ class Circumstances:
     versions: tuple[str, ...] = ()
     commit: tuple[str, ...] = ()
     own_data: tuple[str, ...] = ()
+    own_network: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, result: Result) -> Circumstances:
@@ -214,6 +220,7 @@ class Circumstances:
             names = [result.link.host]
         return cls(
             own_data=_each_once([result.own_data]),
+            own_network=_each_once([result.own_network]),
             processors=_each_once(model for models in gpus for model in models)
             if on_gpus
             else hosts,
@@ -273,10 +280,13 @@ def unlike_base(base: Circumstances, cell: Circumstances) -> list[Note]:
     ]
 
 
-def other_data(base: Result, cell: Result) -> bool:
-    """Whether a cell read other data of the user's own than its base."""
-    both = {base.own_data, cell.own_data}
-    return None not in both and len(both) > 1
+def other_than_base(base: Result, cell: Result) -> str:
+    """What the base of a cell did with other data or code of the user's; empty if nothing."""
+    for kind in _KINDS:
+        both = {getattr(base, kind.name), getattr(cell, kind.name)} if kind.name in _CALLED else ()
+        if None not in both and len(both) > 1:
+            return kind.clause
+    return ""
 
 
 def unlike_repeats(runs: pd.DataFrame, *, forbid: bool) -> list[Note]:
@@ -312,7 +322,7 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
             texts = _differing_versions(texts)
         if len(set(texts)) > 1 and not (kind.of_machine and machine_noted):
             machine_noted |= kind.of_machine
-            short = kind.name in ("own_data", "commit")
+            short = kind.name in ("own_data", "own_network", "commit")
             # Notes are parted by what parts entries of a column.
             yield kind, [short_commit(t) if short else t.replace(NOTE_BREAK, ", ") for t in texts]
 

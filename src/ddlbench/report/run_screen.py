@@ -23,7 +23,7 @@ from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report.comparability import other_data
+from ddlbench.report.comparability import other_than_base
 
 _MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
 _REPORT = "table or figure"
@@ -169,8 +169,8 @@ class RunScreen:
             return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]
         rate, base = result.timing.samples_per_s, _base_of(job)
         why = result.timing.disturbed or _departure(result, base)
-        if base is not None and other_data(base, result):
-            why = why or "its base read other data"
+        if base is not None and (other := other_than_base(base, result)):
+            why = why or f"its base {other}"
         speedup = "no ratio" if why else _speedup(rate, job, base)
         row = self._row(self._count(), job.name, two_digits(rate), speedup, *times)
         return [row, f"    {_short(why)}"] if why else [row]

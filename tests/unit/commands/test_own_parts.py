@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from report_factory import result, write
 
 from ddlbench import own_parts
 from ddlbench.common.document import write_json
@@ -17,7 +18,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.tried_networks import TRIED, compared_before, key_of
+from ddlbench.planning.tried_networks import TRIED, compared_before, key_of, network_digest
 
 LOCAL = replace(load_site("local"), devices_per_node=2)
 BASE = Cell("cifar10", "resnet18", "sequential", batch_size=16)
@@ -99,6 +100,35 @@ def test_a_network_is_tried_again_when_what_it_imports_changes(folder: Path) -> 
         before = key_of("own_importing:net", "cifar10")
         file.write_text(f"{file.read_text()} # changed")
         assert before != key_of("own_importing:net", "cifar10")
+
+
+def test_only_statements_decide_which_code_a_network_has(folder: Path) -> None:
+    file, helper = folder / "own_code.py", folder / "own_helper.py"
+    file.write_text("import own_helper\ndef net(spec):\n    return own_helper.net(spec, 16)\n")
+    helper.write_text("def net(spec, width):\n    return width\n")
+    digest = network_digest("own_code:net")
+    file.write_text(f"# a comment\n\n{file.read_text()}")
+    assert network_digest("own_code:net") == digest is not None
+    helper.write_text("def net(spec, width):\n    return 2 * width\n")
+    assert network_digest("own_code:net") not in (None, digest)
+    assert network_digest("resnet18") is network_digest("no_such_module:net") is None
+
+
+def test_cells_of_other_code_are_named(folder: Path) -> None:
+    file = folder / "own_coded.py"
+    file.write_text(GOOD)
+    rows = _rows(BASE.with_(network="own_coded:net"), BASE)
+    for row in rows:
+        values = result(row.cell, epoch_s=1.0)
+        values["inputs"]["network_digest"] = network_digest(row.cell.network)
+        write(Path("results"), row.cell, values)
+    cells = [row.cell for row in rows]
+    assert own_parts.other_code_remark(LOCAL, cells) == []
+    file.write_text(GOOD.replace("nn.Flatten()", "nn.Flatten(), nn.Tanh()"))
+    (remark,) = own_parts.other_code_remark(LOCAL, cells)
+    assert remark.startswith("1 cell of own_coded:net was measured with other code than is here")
+    assert "status forget --state other-code" in remark
+    assert try_own_parts(LOCAL, rows).remarks == (remark,)
 
 
 def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Cells that read other data of the user's own are never compared, and say so."""
+"""Cells of other data or other code of the user's are never compared, and say so."""
 
 from __future__ import annotations
 
@@ -61,6 +61,19 @@ def test_repeats_of_other_data_give_no_speedup(tmp_path, rows):
     assert row["speedup_n"] == 0
     assert row["comparability"] == "unlike_repeats own_data: aaaaaaa, bbbbbbb"
     assert row["no_speedup"] == "other_data"
+
+
+def test_a_base_of_other_code_gives_no_speedup(tmp_path, rows):
+    for row in rows:
+        values = result(row.cell, epoch_s=1.0)
+        values["inputs"]["network_digest"] = (
+            DIGEST if row.cell.strategy == "sequential" else OTHER_DIGEST
+        )
+        write(tmp_path, row.cell, values)
+    frame = collect("demo", SITE_NAME, rows, tmp_path)
+    cells = frame[frame["strategy"] == "ddp"]
+    assert set(cells["no_speedup"]) == {"other_code"}
+    assert cells["speedup"].isna().all()
 
 
 def test_generated_data_is_not_compared(tmp_path, rows):

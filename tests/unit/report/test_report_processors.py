@@ -116,7 +116,7 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
 def test_a_result_without_ranks_has_nothing_to_say():
     result = SimpleNamespace(
         ranks=(), ranks_differ={}, provenance=Provenance(), device_kind="cuda", link=None,
-        own_data=None,
+        own_data=None, own_network=None,
     )  # fmt: skip
     nothing = Circumstances.of(result)
     assert nothing == Circumstances()
@@ -128,7 +128,12 @@ def test_emulated_nodes_are_their_host():
     """Else every cell over an emulated link would run on other hosts than its base."""
     ranks = [SimpleNamespace(host=f"node{n}", cpu_model=OLD, gpu_models=[]) for n in range(2)]
     result = SimpleNamespace(
-        ranks=ranks, provenance=Provenance(), device_kind="cpu", link=None, own_data=None
+        ranks=ranks,
+        provenance=Provenance(),
+        device_kind="cpu",
+        link=None,
+        own_data=None,
+        own_network=None,
     )
     assert Circumstances.of(result).host_kinds == ("node#",)
     result.link = SimpleNamespace(host="login7.cluster")
