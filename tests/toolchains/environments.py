@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "envs/toolchains"
+WITHOUT_DEPENDENCIES = "# Without dependencies"  # in a file of pins
 ENVIRONMENTS = Path(os.environ.get("DDLBENCH_TOOLCHAINS", ROOT / ".cache/toolchains"))
 
 
@@ -51,6 +52,8 @@ def _make(environment: Path, pins: Path) -> None:
         pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python"]
     subprocess.run([*make, environment], check=True)
     install = [*pip, "install", "--quiet", "--no-compile", "--requirement", pins]
+    if WITHOUT_DEPENDENCIES in wanted:
+        install.append("--no-deps")
     result = subprocess.run(install, check=False, capture_output=True, text=True)
     if result.returncode:
         raise InstallError(f"{pins.name} cannot be installed: {result.stderr.strip()[-300:]}")
