@@ -370,7 +370,9 @@ def _unfit_keys(
         return set()
     taken = [option.text for option in options if option.key not in _OF_A_NODE]
     if partitions.fits_no_node(refuses(taken)):
-        return {"slurm.extra"}
+        without = [o.text for o in options if o.key not in ("slurm.exclude", *_OF_A_NODE)]
+        excluded = without != taken and not partitions.fits_no_node(refuses(without))
+        return {"slurm.exclude" if excluded else "slurm.extra"}
     unfit = set()
     for key in _OF_A_NODE:
         added = [option.text for option in options if option.key == key]
@@ -383,7 +385,9 @@ def _unfit_keys(
 
 def _keys_of(words: str) -> set[str]:
     key = partitions.key_of(words)
-    return {"slurm.gres", "slurm.gpu_type"} if key == "slurm.gres" else {key} if key else set()
+    if key == "slurm.gres":
+        return {"slurm.gres", "slurm.gpu_type"}
+    return set(key.split(partitions.EITHER)) if key else set()
 
 
 def visible_gpus() -> list[dict[str, Any]]:

@@ -37,7 +37,13 @@ from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.planning.budget import request
 from ddlbench.slurm.jobs import NEEDED_COMMANDS, SlurmError, missing_commands, telling_line
-from ddlbench.slurm.partitions import accounts, enforced_limits, node_kinds, qos_names
+from ddlbench.slurm.partitions import (
+    accounts,
+    enforced_limits,
+    node_kinds,
+    qos_names,
+    unknown_nodes,
+)
 
 _SETUP_S = 20.0
 # File systems that no other machine sees.
@@ -88,7 +94,9 @@ def examine(
         return [Finding("SLURM", False, str(error)), *here]
     largest = _largest(shapes) or [(site.nodes, site.devices_per_node)]
     findings = [*judge_partition(site, known, largest), *_names(site)]
-    wrong_extra = any(finding.what == "extra" and not finding.ok for finding in here)
+    here += _nodes_by_name(site)
+    # Of these keys, sbatch would judge wrong options instead of those of other keys.
+    wrong = {f"slurm.{finding.what}" for finding in here if not finding.ok}
     usable, others = usable_nodes(site, known)
     for nodes, devices in largest:
         wanted = nodes
@@ -96,12 +104,7 @@ def examine(
             says = f"{usable} can be used, {others}; cells on {nodes} wait"
             findings.append(Finding("nodes now", True, says, doubtful=True))
             wanted = usable  # sbatch would refuse more in the words of a wrong request
-        # Sbatch would judge wrong extra options instead of those of other keys.
-        options = [
-            option
-            for option in options_of(site, wanted, devices)
-            if not (wrong_extra and option.key == "slurm.extra")
-        ]
+        options = [o for o in options_of(site, wanted, devices) if o.key not in wrong]
         seen = {finding.what for finding in findings if not finding.ok}
         findings += judge_request(options, sbatch_refuses, seen) if wanted else []
     return [*dict.fromkeys(findings), *here]
@@ -172,6 +175,26 @@ def _extra(site: Site) -> list[Finding]:
         "cell_timeout_s)"
     )
     return [Finding("extra", False, says)]
+
+
+_OPTION_OF_NODES = re.compile(r"(?:--(?:nodelist|exclude)(?:=|\s+)|-[wx]\s*)(\S+)")
+
+
+def _nodes_by_name(site: Site) -> list[Finding]:
+    """Whether SLURM knows the nodes that the site names, to take or to leave out."""
+    with suppress(ValueError):
+        extra = " ".join(shlex.split(site.slurm.extra))
+        # What has a / is a file that lists nodes.
+        lists = [text for text in _OPTION_OF_NODES.findall(extra) if "/" not in text]
+        findings = []
+        for key, names in (("exclude", site.slurm.exclude), ("extra", lists)):
+            unknown = unknown_nodes(",".join(names)) if names else []
+            if unknown:
+                verb = "is not a node" if len(unknown) == 1 else "are not nodes"
+                says = f"{', '.join(unknown)} {verb} of this cluster; change slurm.{key}"
+                findings.append(Finding(key, False, says))
+        return findings
+    return []  # a quote is open; it is named already
 
 
 def _refused_by_plugin() -> dict[str, str]:

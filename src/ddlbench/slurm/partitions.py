@@ -282,6 +282,19 @@ def _accounting(*what: str) -> list[str]:
     return sorted({name for name in names if name})
 
 
+def unknown_nodes(names: str) -> list[str]:
+    """Nodes of a list, as ``n[1-4],n9``, that SLURM does not know; what is no list is one.
+
+    Empty where SLURM does not tell.
+    """
+    try:
+        ask(["scontrol", "--oneliner", "show", "node", names])
+    except SlurmError as error:
+        listed = re.findall(r"Node (\S+) not found", error.words)
+        return listed or ([names] if "parse node list" in error.words else [])
+    return []
+
+
 # Signs with which sbatch(1) combines features are none of a name; nor is what a shell would read.
 _FEATURE = r"[A-Za-z0-9_][A-Za-z0-9_.:=+@/-]*"
 _ALL_OF = re.compile(rf"{_FEATURE}(&{_FEATURE})*")
@@ -342,6 +355,7 @@ _BUSY = re.compile(
 )
 _UNAVAILABLE = re.compile(r"down, drained|not available \(down", re.IGNORECASE)
 
+EITHER = " or "  # between keys of which SLURM's words do not tell one
 # Words of a refusal, and the key that decides what is refused; the first that fits holds.
 _KEYS = (
     # Limits of an account or QOS. The words after their names are the same, with time and QOS.
@@ -363,7 +377,8 @@ _KEYS = (
     (r"node count|more nodes|too many nodes|MaxNode", "nodes"),
     (r"\btasks?\b", "devices_per_node"),
     (r"cpu|processors", "cpus_per_device"),
-    (r"reserv|option|argument|licen[cs]e|node name|'slurm_extra'", "slurm.extra"),
+    (r"node name", f"slurm.exclude{EITHER}slurm.extra"),
+    (r"reserv|option|argument|licen[cs]e|'slurm_extra'", "slurm.extra"),
 )
 _NO_SUCH_NODE = re.compile(r"node configuration is not available", re.IGNORECASE)
 
@@ -401,7 +416,10 @@ def has_jobs() -> bool:
 
 
 def key_of(words: str) -> str | None:
-    """The key of the site's file that a refusal is about; None if nobody knows."""
+    """The key of the site's file that a refusal is about; None if nobody knows.
+
+    Several are joined by :data:`EITHER`.
+    """
     for pattern, key in _KEYS:
         if re.search(pattern, words, re.IGNORECASE):
             return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,6 +109,7 @@ def test_several_mistakes_are_all_named_at_once():
         ({"memory_per_device_mb": 90_000}, "memory_per_device_mb", "--mem=360000"),
         ({"cpus_per_device": 7}, "cpus_per_device", "--cpus-per-task=7"),
         ({"slurm": {"extra": "--exclude=n[1-4]"}}, "extra", "--exclude=n[1-4]"),
+        ({"slurm": {"exclude": ("n[1-4]",)}}, "exclude", "--exclude=n[1-4]"),
     ],
 )
 def test_where_slurm_does_not_say_what_fits_no_node_it_is_tried(changes, what, option):
@@ -189,6 +191,7 @@ def login_node(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "node_kinds", lambda: parse_kinds(SINFO, "gpu"))
     monkeypatch.setattr(preflight, "accounts", lambda: ["lab"])
     monkeypatch.setattr(preflight, "qos_names", lambda: ["normal"])
+    monkeypatch.setattr(preflight, "unknown_nodes", lambda names: re.findall(r"n9", names))
     monkeypatch.setattr(preflight, "sbatch_refuses", Cluster().refuses)
     monkeypatch.setattr(preflight, "_file_system", lambda _folder: "nfs4")
     return tmp_path
@@ -233,6 +236,29 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
     (finding,) = looks(replace(wrong, slurm=replace(wrong.slurm, extra=extra)))
     assert (finding.what, finding.ok) == ("extra", False)
     assert all(word in finding.says for word in [*words, repr(extra)])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"exclude": ("n1", "n9")},
+        {"extra": "--nodelist=n[1-2],n9"},
+        {"extra": "--hint=x -w n9"},
+        {"extra": "-xn9"},
+        {"extra": "--exclude 'n9'"},
+    ],
+)
+def test_a_node_that_the_cluster_does_not_have_is_named(key, login_node, monkeypatch):
+    """Sbatch says "Invalid node name specified" before it looks at anything else."""
+    wrong = here(login_node)
+    wrong = replace(wrong, slurm=replace(wrong.slurm, **key))
+    judged = []
+    monkeypatch.setattr(preflight, "sbatch_refuses", lambda words: judged.extend(words) or "")
+    (finding,) = looks(wrong)
+    (name,) = key
+    assert finding.says == f"n9 is not a node of this cluster; change slurm.{name}"
+    assert (finding.what, finding.ok) == (name, False)
+    assert not any("n9" in word for word in judged)
 
 
 @pytest.mark.parametrize("extra", ["--reservation=lab", "--wckey='a b'", "--wait-all-nodes=1", ""])

@@ -32,7 +32,7 @@ FAILED = "Batch job submission failed: "
         ("CPU count per node can not be satisfied", "cpus_per_device"),
         ("Requested reservation is invalid", "slurm.extra"),
         ("Invalid license specification", "slurm.extra"),
-        ("Invalid node name specified", "slurm.extra"),
+        ("Invalid node name specified", "slurm.exclude or slurm.extra"),
         ("unrecognized option '--frobnicate': Try \"sbatch --help\"", "slurm.extra"),
         (f"QOSMaxWallDurationPerJobLimit: {POLICY}", "cell_timeout_s"),
         (f"AssocMaxWallDurationPerJobLimit: {POLICY}", "cell_timeout_s"),
@@ -95,6 +95,24 @@ def test_nodes_that_are_down_come_back():
 def test_whether_jobs_of_this_user_make_room(queue, some, monkeypatch):
     monkeypatch.setattr(partitions, "ask", lambda _command: queue)
     assert partitions.has_jobs() == some
+
+
+@pytest.mark.parametrize(
+    ("words", "unknown"),
+    [
+        ("Node n9 not found: Node m7 not found", ["n9", "m7"]),
+        ("unable to parse node list n[1-4],n9", ["n[1-4],n9"]),
+        ("Unable to contact slurm controller (connect failure)", []),
+    ],
+)
+def test_nodes_that_slurm_does_not_know_are_named(words, unknown, monkeypatch):
+    def refuses(_command):
+        raise SlurmError(words, words)
+
+    monkeypatch.setattr(partitions, "ask", refuses)
+    assert partitions.unknown_nodes("n[1-4],n9") == unknown
+    monkeypatch.setattr(partitions, "ask", lambda _command: "NodeName=n1 Arch=x86_64")
+    assert partitions.unknown_nodes("n1") == []
 
 
 def test_where_squeue_does_not_answer_there_may_be_jobs(monkeypatch):
