@@ -403,6 +403,12 @@ def fits_no_node(words: str) -> bool:
     return bool(_NO_SUCH_NODE.search(words))
 
 
+def is_wrong(words: str) -> bool:
+    """Whether a request is refused for what it asks, whatever else runs or is down."""
+    passes = is_busy(words) or lacks_nodes(words) or limits_jobs(words)
+    return not passes and (fits_no_node(words) or key_of(words) is not None)
+
+
 def may_pass(words: str) -> bool:
     """Whether a limit on jobs is lifted when other jobs end: this user's, or those of a group."""
     return limits_jobs(words) and ("Grp" in words or has_jobs())
