@@ -70,12 +70,14 @@ class Finding:
         ok: nothing has to change.
         says: what it is, and, if it is wrong, what to write instead.
         doubtful: jobs may run as it is, but it is perhaps not what the user means.
+        in_file: what is wrong stands in the site's file.
     """
 
     what: str
     ok: bool
     says: str
     doubtful: bool = False
+    in_file: bool = True
 
 
 def judge_partition(

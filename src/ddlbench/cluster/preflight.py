@@ -87,11 +87,11 @@ def examine(
             f"{' and '.join(missing)} {verb} not in PATH; run this on a login node, or load SLURM "
             "first (for example: module load slurm)"
         )
-        return [Finding("SLURM", False, says), *here]
+        return [Finding("SLURM", False, says, in_file=False), *here]
     try:
         known = node_kinds()
     except SlurmError as error:
-        return [Finding("SLURM", False, str(error)), *here]
+        return [Finding("SLURM", False, str(error), in_file=False), *here]
     largest = _largest(shapes) or [(site.nodes, site.devices_per_node)]
     findings = [*judge_partition(site, known, largest), *_names(site)]
     here += _nodes_by_name(site)
@@ -265,9 +265,10 @@ def _folders(site: Site) -> list[Finding]:
     here = Path.cwd().resolve()
     if "%" in str(here):
         says = f"{here} has a % in its name, which SLURM replaces in paths of logs; rename it"
-        findings.append(Finding("folder", False, says))
+        findings.append(Finding("folder", False, says, in_file=False))
     if not os.access(here, os.W_OK):
-        findings.append(Finding("folder", False, f"{here} cannot be written; run elsewhere"))
+        says = f"{here} cannot be written; run elsewhere"
+        findings.append(Finding("folder", False, says, in_file=False))
     scratch = None
     with suppress(ConfigError):
         scratch = scratch_dir(site.scratch).resolve()

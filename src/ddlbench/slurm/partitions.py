@@ -241,7 +241,8 @@ def node_kinds() -> list[NodeKind]:
         # Without --exact, nodes that differ would be one row with the least of each number.
         text = ask(["sinfo", "--all", "--noheader", "--exact", f"--format={_SINFO}"])
     except SlurmError as error:
-        raise SlurmError(f"{_NO_SLURM} ({error})", error.words) from None
+        why = _SILENT if _is_silent(error) else _NO_SLURM
+        raise SlurmError(f"{why} ({error})", error.words) from None
     default = re.search(r"^(\S+)\*$", marked, re.MULTILINE)
     return parse_kinds(text, default[1] if default else None)
 
@@ -249,6 +250,18 @@ def node_kinds() -> list[NodeKind]:
 _NO_SLURM = (
     "no SLURM answers here; run this on a login node, or copy config/sites/slurm-example.yaml"
 )
+
+
+# What a machine of no cluster lacks.
+_NO_CONFIGURATION = re.compile(r"configuration source", re.IGNORECASE)
+_SILENT = "SLURM's controller does not answer; try again later"
+
+
+def _is_silent(error: SlurmError) -> bool:
+    """Whether a command of SLURM got no answer: neither the site's file nor the shell is wrong."""
+    if not error.words:
+        return "did not answer" in str(error)
+    return is_busy(error.words) and not _NO_CONFIGURATION.search(error.words)
 
 
 def accounts() -> list[str]:

@@ -19,6 +19,7 @@ from ddlbench.cluster.checks import (
     sbatch_refuses,
 )
 from ddlbench.cluster.preflight import examine
+from ddlbench.commands.site import show_findings
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, Site, Slurm, load_site
@@ -236,6 +237,31 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
     (finding,) = looks(replace(wrong, slurm=replace(wrong.slurm, extra=extra)))
     assert (finding.what, finding.ok) == ("extra", False)
     assert all(word in finding.says for word in [*words, repr(extra)])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("Unable to contact slurm controller (connect failure)", "controller does not answer; try"),
+        ("Could not establish a configuration source", "no SLURM answers here; run this on a"),
+    ],
+)
+def test_a_controller_that_is_down_is_no_fault_of_the_file(
+    words, sentence, login_node, monkeypatch, capsys
+):
+    def silent(_command, **_patience):
+        raise SlurmError(words, words)
+
+    monkeypatch.setattr(partitions, "ask", silent)
+    monkeypatch.setattr(preflight, "node_kinds", partitions.node_kinds)
+    right = here(login_node)
+    (finding,) = looks(right)
+    assert (finding.what, finding.ok) == ("SLURM", False)
+    assert sentence in finding.says and words in finding.says
+    assert show_findings([finding], right) == 1
+    assert "to change in" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="^no job was submitted:"):
+        guards.check_cluster(right, [CELL])
 
 
 @pytest.mark.parametrize(
