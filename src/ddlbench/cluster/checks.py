@@ -84,7 +84,8 @@ def judge_partition(
     site: Site, known: Sequence[NodeKind], shapes: Sequence[tuple[int, int]] = ()
 ) -> list[Finding]:
     """Findings about the site's partition, for jobs of these (nodes, devices of each)."""
-    names = ", ".join(sorted({kind.partition for kind in known if kind.nodes})) or "none"
+    serve = {kind.partition for kind in known if kind.nodes and kind.is_up}
+    names = ", ".join(sorted(serve)) or "none"
     wanted = _wanted(site)
     unknown = [name for name in wanted if name not in {kind.partition for kind in known}]
     if unknown:
@@ -98,10 +99,17 @@ def judge_partition(
     serving = _serving(site, kinds) or kinds
     usable, nodes = sum(kind.usable for kind in serving), sum(kind.nodes for kind in serving)
     up = any(kind.is_up for kind in kinds)
-    says = f"{name}, {nodes} node(s), up" if up else f"{name} is down; write another: {names}"
-    if up and usable < nodes:
+    says = f"{name}, {nodes} node(s), up"
+    if not up:
+        says = f"{name} is down; write another slurm.partition: one of {names}"
+    elif usable < nodes:
         says += f", {usable} of them usable ({counted(unusable_in(serving))})"
     findings = [Finding("partition", up, says)]
+    down = [other for other in wanted if other not in _name(kinds).split(",")]
+    if down:
+        verb = "is" if len(down) == 1 else "are"
+        says = f"{', '.join(down)} {verb} down; jobs run in {name} alone"
+        findings.append(Finding("partition", True, says, doubtful=True))
     most = max((nodes for nodes, _ in shapes), default=site.nodes)
     if site.nodes > nodes:
         fits = most <= nodes
@@ -133,8 +141,10 @@ def _wanted(site: Site) -> list[str]:
 
 
 def _in_partition(site: Site, known: Sequence[NodeKind]) -> list[NodeKind]:
+    """Kinds of node of the site's partitions that are up; of all of them if none is."""
     wanted = _wanted(site)
-    return [k for k in known if k.partition in wanted or (not wanted and k.is_default)]
+    kinds = [k for k in known if k.partition in wanted or (not wanted and k.is_default)]
+    return [kind for kind in kinds if kind.is_up] or kinds
 
 
 def _name(kinds: Sequence[NodeKind]) -> str:
