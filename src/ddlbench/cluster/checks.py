@@ -49,6 +49,7 @@ from ddlbench.planning.budget import (
 from ddlbench.runtime.launch import address_of, visible_devices
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError, ask
+from ddlbench.slurm.partition_limits import partition_limits
 from ddlbench.slurm.partitions import (
     SLICES_ALONE,
     NodeKind,
@@ -122,6 +123,35 @@ def judge_partition(
         *_kinds_of_node(site, serving),
         *_time_limit(site, kinds),
     ]
+
+
+def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) -> list[Finding]:
+    """Findings about what the site's partition gives one job of this (nodes, devices of each)."""
+    nodes, devices = shape
+    wanted = request(nodes, devices, site)
+    cpus = devices * wanted.cpus_per_task
+    over = {
+        limits.partition: (limits, limits.refused(nodes, cpus, wanted.mem_mb))
+        for limits in partition_limits(_name(_in_partition(site, known)).split(","))
+    }
+    # Of several partitions one that takes the job is enough.
+    if not over or not all(refused for _, refused in over.values()):
+        return []
+    limits, refused = min(over.values(), key=lambda each: len(each[1]))
+    findings = []
+    for what, (asked, limit) in refused.items():
+        key, unit, value = {
+            "nodes": ("nodes", "node(s)", limit),
+            "cpus": ("cpus_per_device", "core(s) of a node", limit // devices),
+            "memory_mb": ("memory_per_device_mb", "MB on a node", limit // devices),
+        }[what]
+        remedy = f"write {key}: {value}" if value else "write fewer devices_per_node"
+        says = (
+            f"{limits.partition} gives a job at most {limit} {unit}, a cell on "
+            f"{nodes}x{devices} asks for {asked}; {remedy}, or another slurm.partition"
+        )
+        findings.append(Finding(key, False, says))
+    return findings
 
 
 def usable_nodes(site: Site, known: Sequence[NodeKind]) -> tuple[int | None, str]:

@@ -25,6 +25,7 @@ import psutil
 
 from ddlbench.cluster.checks import (
     Finding,
+    judge_limits,
     judge_partition,
     judge_request,
     options_of,
@@ -98,6 +99,8 @@ def examine(
     # Of these keys, sbatch would judge wrong options instead of those of other keys.
     wrong = {f"slurm.{finding.what}" for finding in here if not finding.ok}
     usable, others = usable_nodes(site, known)
+    for shape in largest:
+        findings += judge_limits(site, known, shape)
     for nodes, devices in largest:
         wanted = nodes
         if usable is not None and usable < nodes:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddlbench.cluster import preflight
+from ddlbench.cluster import checks, preflight
 from ddlbench.cluster.checks import (
     Finding,
     Option,
@@ -25,6 +25,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, Site, Slurm, load_site
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError
+from ddlbench.slurm.partition_limits import PartitionLimits
 from ddlbench.slurm.partitions import parse_kinds
 from ddlbench.workflow import guards
 
@@ -193,6 +194,7 @@ def login_node(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "accounts", lambda: ["lab"])
     monkeypatch.setattr(preflight, "qos_names", lambda: ["normal"])
     monkeypatch.setattr(preflight, "unknown_nodes", lambda names: re.findall(r"n9", names))
+    monkeypatch.setattr(checks, "partition_limits", lambda _names: [])
     monkeypatch.setattr(preflight, "sbatch_refuses", Cluster().refuses)
     monkeypatch.setattr(preflight, "_file_system", lambda _folder: "nfs4")
     return tmp_path
@@ -237,6 +239,35 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
     (finding,) = looks(replace(wrong, slurm=replace(wrong.slurm, extra=extra)))
     assert (finding.what, finding.ok) == ("extra", False)
     assert all(word in finding.says for word in [*words, repr(extra)])
+
+
+@pytest.mark.parametrize(
+    ("limits", "what", "sentence"),
+    [
+        (
+            {"memory_mb": 100_000},
+            "memory_per_device_mb",
+            "gpu gives a job at most 100000 MB on a node, a cell on 4x4 asks for 160000; "
+            "write memory_per_device_mb: 25000, or another slurm.partition",
+        ),
+        ({"nodes": 2}, "nodes", "at most 2 node(s), a cell on 4x4 asks for 4; write nodes: 2,"),
+        ({"cpus_per_node": 8}, "cpus_per_device", "asks for 24; write cpus_per_device: 2,"),
+        ({"cpus_per_node": 3}, "cpus_per_device", "asks for 24; write fewer devices_per_node,"),
+    ],
+)
+def test_a_limit_of_the_partition_is_told_before_a_job_waits_for_ever(
+    limits, what, sentence, login_node, monkeypatch
+):
+    """sbatch takes such a job, unless the administrator enforces the limits."""
+    tight = PartitionLimits("gpu", **limits)
+    monkeypatch.setattr(checks, "partition_limits", lambda _names: [tight])
+    wrong = replace(here(login_node), cpus_per_device=6)
+    (finding,) = looks(wrong)
+    assert (finding.what, finding.ok) == (what, False)
+    assert sentence in finding.says
+    both = [tight, PartitionLimits("short")]
+    monkeypatch.setattr(checks, "partition_limits", lambda _names: both)
+    assert looks(wrong) == []  # the other one takes it
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""What a partition gives one job at most: nodes, cores and memory of a node.
+
+sbatch takes a job beyond these limits unless the administrator has set ``EnforcePartLimits``
+(slurm.conf(5)); the job then waits for ever, as ``MaxMemPerLimit`` or ``PartitionNodeLimit``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddlbench.slurm.jobs import SlurmError, ask
+
+_FIELD = re.compile(r"\b(\w+)\s*=\s*(\S+)")
+
+
+@dataclass(frozen=True)
+class PartitionLimits:
+    """Limits of one job; None where there is none.
+
+    Args:
+        partition: its name.
+        nodes: of the job.
+        cpus_per_node: that it may use.
+        memory_mb: on a node (SLURM's MB).
+        default_memory_mb: on a node, of a job that asks for none.
+        default_memory_per_cpu_mb: for each core, of a job that asks for none.
+    """
+
+    partition: str
+    nodes: int | None = None
+    cpus_per_node: int | None = None
+    memory_mb: int | None = None
+    default_memory_mb: int | None = None
+    default_memory_per_cpu_mb: int | None = None
+
+    def memory_of(self, memory_mb: int, cpus: int) -> int:
+        """MB on a node of a job that asks for so much memory there (0: for none) and cores."""
+        by_cpus = (self.default_memory_per_cpu_mb or 0) * cpus
+        return memory_mb or self.default_memory_mb or by_cpus
+
+    def refused(self, nodes: int, cpus: int, memory_mb: int) -> dict[str, tuple[int, int]]:
+        """``nodes``, ``cpus`` and ``memory_mb`` that are over a limit: what is asked, the limit.
+
+        Cores and memory are of one node.
+        """
+        limits = {
+            "nodes": (nodes, self.nodes),
+            "cpus": (cpus, self.cpus_per_node),
+            "memory_mb": (self.memory_of(memory_mb, cpus), self.memory_mb),
+        }
+        return {
+            what: (asked, limit)
+            for what, (asked, limit) in limits.items()
+            if limit is not None and asked > limit
+        }
+
+
+def parse_limits(partitions: str, configuration: str = "") -> list[PartitionLimits]:
+    """Parse ``scontrol --oneliner show partition``.
+
+    ``configuration`` is of ``scontrol show config``, which holds what a partition does not set.
+    """
+    of_all = dict(_FIELD.findall(configuration))
+    limits = []
+    for line in partitions.splitlines():
+        fields = dict(_FIELD.findall(line))
+        if "PartitionName" not in fields:
+            continue
+
+        def limit(name: str, fields: dict[str, str] = fields) -> int | None:
+            """A number; None for UNLIMITED, or a name that stands nowhere."""
+            for text in (fields.get(name, ""), of_all.get(name, "")):
+                if text.isdecimal():
+                    return int(text)
+            return None
+
+        limits.append(
+            PartitionLimits(
+                partition=fields["PartitionName"],
+                nodes=limit("MaxNodes"),
+                cpus_per_node=limit("MaxCPUsPerNode"),
+                memory_mb=limit("MaxMemPerNode"),
+                default_memory_mb=limit("DefMemPerNode"),
+                default_memory_per_cpu_mb=limit("DefMemPerCPU"),
+            )
+        )
+    return limits
+
+
+def partition_limits(names: Sequence[str]) -> list[PartitionLimits]:
+    """Limits of some partitions, as scontrol shows them; empty where it does not answer."""
+    with suppress(SlurmError):
+        shown = ask(["scontrol", "--all", "--oneliner", "show", "partition"])
+        limits = parse_limits(shown, ask(["scontrol", "show", "config"]))
+        return [each for each in limits if each.partition in names]
+    return []
