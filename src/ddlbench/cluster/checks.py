@@ -130,14 +130,16 @@ def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) 
     nodes, devices = shape
     wanted = request(nodes, devices, site)
     cpus = devices * wanted.cpus_per_task
-    over = {
-        limits.partition: (limits, limits.refused(nodes, cpus, wanted.mem_mb))
-        for limits in partition_limits(_name(_in_partition(site, known)).split(","))
-    }
+    kinds = _in_partition(site, known)
+    node_cpus = max((kind.cpus_per_node for kind in _serving(site, kinds) or kinds), default=0)
+    over = [
+        (limits, limits.refused(nodes, cpus, wanted.mem_mb, node_cpus))
+        for limits in partition_limits(_name(kinds).split(","))
+    ]
     # Of several partitions one that takes the job is enough.
-    if not over or not all(refused for _, refused in over.values()):
+    if not over or not all(refused for _, refused in over):
         return []
-    limits, refused = min(over.values(), key=lambda each: len(each[1]))
+    limits, refused = min(over, key=lambda each: len(each[1]))
     findings = []
     for what, (asked, limit) in refused.items():
         key, unit, value = {

@@ -25,6 +25,7 @@ class PartitionLimits:
         nodes: of the job.
         cpus_per_node: that it may use.
         memory_mb: on a node (SLURM's MB).
+        memory_per_cpu_mb: a job that asks for more gets further cores, as far as a node has them.
         default_memory_mb: on a node, of a job that asks for none.
         default_memory_per_cpu_mb: for each core, of a job that asks for none.
     """
@@ -33,6 +34,7 @@ class PartitionLimits:
     nodes: int | None = None
     cpus_per_node: int | None = None
     memory_mb: int | None = None
+    memory_per_cpu_mb: int | None = None
     default_memory_mb: int | None = None
     default_memory_per_cpu_mb: int | None = None
 
@@ -41,15 +43,23 @@ class PartitionLimits:
         by_cpus = (self.default_memory_per_cpu_mb or 0) * cpus
         return memory_mb or self.default_memory_mb or by_cpus
 
-    def refused(self, nodes: int, cpus: int, memory_mb: int) -> dict[str, tuple[int, int]]:
+    def most_memory_mb(self, node_cpus: int) -> int | None:
+        """MB that a job can get on a node of so many cores."""
+        if self.memory_per_cpu_mb is None:
+            return self.memory_mb
+        return self.memory_per_cpu_mb * min(node_cpus, self.cpus_per_node or node_cpus)
+
+    def refused(
+        self, nodes: int, cpus: int, memory_mb: int, node_cpus: int
+    ) -> dict[str, tuple[int, int]]:
         """``nodes``, ``cpus`` and ``memory_mb`` that are over a limit: what is asked, the limit.
 
-        Cores and memory are of one node.
+        Cores and memory are of one node, which has ``node_cpus``.
         """
         limits = {
             "nodes": (nodes, self.nodes),
             "cpus": (cpus, self.cpus_per_node),
-            "memory_mb": (self.memory_of(memory_mb, cpus), self.memory_mb),
+            "memory_mb": (self.memory_of(memory_mb, cpus), self.most_memory_mb(node_cpus)),
         }
         return {
             what: (asked, limit)
@@ -70,21 +80,21 @@ def parse_limits(partitions: str, configuration: str = "") -> list[PartitionLimi
         if "PartitionName" not in fields:
             continue
 
-        def limit(name: str, fields: dict[str, str] = fields) -> int | None:
-            """A number; None for UNLIMITED, or a name that stands nowhere."""
-            for text in (fields.get(name, ""), of_all.get(name, "")):
-                if text.isdecimal():
-                    return int(text)
-            return None
-
+        # A limit of memory is of a node or of a core; a partition's own is instead of either.
+        for kind in ("DefMemPer", "MaxMemPer"):
+            names = (f"{kind}Node", f"{kind}CPU")
+            if not any(fields.get(name, "").isdecimal() for name in names):
+                fields |= {name: of_all.get(name, "") for name in names}
+        numbers = {name: int(text) for name, text in fields.items() if text.isdecimal()}
         limits.append(
             PartitionLimits(
                 partition=fields["PartitionName"],
-                nodes=limit("MaxNodes"),
-                cpus_per_node=limit("MaxCPUsPerNode"),
-                memory_mb=limit("MaxMemPerNode"),
-                default_memory_mb=limit("DefMemPerNode"),
-                default_memory_per_cpu_mb=limit("DefMemPerCPU"),
+                nodes=numbers.get("MaxNodes"),
+                cpus_per_node=numbers.get("MaxCPUsPerNode"),
+                memory_mb=numbers.get("MaxMemPerNode"),
+                memory_per_cpu_mb=numbers.get("MaxMemPerCPU"),
+                default_memory_mb=numbers.get("DefMemPerNode"),
+                default_memory_per_cpu_mb=numbers.get("DefMemPerCPU"),
             )
         )
     return limits

@@ -26,10 +26,23 @@ def test_limits_are_read_and_those_of_the_whole_cluster_hold_where_a_partition_h
     assert parse_limits(SHOWN, CONFIG) == [
         PartitionLimits("gpu", default_memory_per_cpu_mb=12052),
         PartitionLimits("small", memory_mb=100, default_memory_per_cpu_mb=12052),
-        PartitionLimits("narrow", nodes=1, cpus_per_node=1, default_memory_per_cpu_mb=20),
+        PartitionLimits(
+            "narrow",
+            nodes=1,
+            cpus_per_node=1,
+            memory_per_cpu_mb=50,
+            default_memory_per_cpu_mb=20,
+        ),
     ]
-    (limits, *_) = parse_limits(SHOWN, CONFIG.replace("UNLIMITED", "500"))
-    assert limits.memory_mb == 500
+    gpu, small, narrow = parse_limits(SHOWN, CONFIG.replace("UNLIMITED", "500"))
+    assert (gpu.memory_mb, small.memory_mb, narrow.memory_mb) == (500, 100, None)
+
+
+def test_memory_of_a_core_is_as_much_as_the_cores_of_a_node():
+    """Job 33 of that cluster asked for 101 MB on a node of two cores: BadConstraints."""
+    limits = PartitionLimits("percpu", memory_per_cpu_mb=50)
+    assert limits.refused(1, 1, 101, node_cpus=2) == {"memory_mb": (101, 100)}
+    assert limits.refused(1, 1, 100, node_cpus=2) == {}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +52,7 @@ def test_limits_are_read_and_those_of_the_whole_cluster_hold_where_a_partition_h
 def test_memory_that_a_job_does_not_ask_for_is_the_default(memory_mb, refused):
     """Job 26 of that cluster asked for no memory, and waited as MaxMemPerLimit."""
     small = parse_limits(SHOWN, CONFIG)[1]
-    assert small.refused(1, 2, memory_mb) == refused
+    assert small.refused(1, 2, memory_mb, node_cpus=2) == refused
 
 
 def test_a_controller_that_does_not_answer_tells_no_limits(monkeypatch):
