@@ -303,8 +303,9 @@ def unknown_nodes(names: str) -> list[str]:
     try:
         ask(["scontrol", "--oneliner", "show", "node", names])
     except SlurmError as error:
-        listed = re.findall(r"Node (\S+) not found", error.words)
-        return listed or ([names] if "parse node list" in error.words else [])
+        # It names them on its standard output, among those that it knows.
+        unknown = re.findall(r"^Node (\S+) not found", error.output, re.MULTILINE)
+        return unknown or ([names] if "parse node list" in error.words else [])
     return []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ddlbench.slurm import partitions
@@ -98,21 +100,21 @@ def test_whether_jobs_of_this_user_make_room(queue, some, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "unknown"),
+    ("prints", "unknown"),
     [
-        ("Node n9 not found: Node m7 not found", ["n9", "m7"]),
-        ("unable to parse node list n[1-4],n9", ["n[1-4],n9"]),
-        ("Unable to contact slurm controller (connect failure)", []),
+        ("echo 'NodeName=n1 Arch=x86_64'", []),
+        ("printf 'NodeName=n1\\nNode n9 not found\\nNode m7 not found\\n'; exit 1", ["n9", "m7"]),
+        ("echo 'unable to parse node list n[1-4],n9' >&2; exit 1", ["n[1-4],n9"]),
+        ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", []),
     ],
 )
-def test_nodes_that_slurm_does_not_know_are_named(words, unknown, monkeypatch):
-    def refuses(_command):
-        raise SlurmError(words, words)
-
-    monkeypatch.setattr(partitions, "ask", refuses)
+def test_nodes_that_slurm_does_not_know_are_named(prints, unknown, tmp_path, monkeypatch):
+    """As scontrol 22.05 prints it: nodes that are not found on its standard output."""
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\n{prints}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert partitions.unknown_nodes("n[1-4],n9") == unknown
-    monkeypatch.setattr(partitions, "ask", lambda _command: "NodeName=n1 Arch=x86_64")
-    assert partitions.unknown_nodes("n1") == []
 
 
 def test_where_squeue_does_not_answer_there_may_be_jobs(monkeypatch):
