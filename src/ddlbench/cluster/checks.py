@@ -159,13 +159,15 @@ def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) 
 def usable_nodes(site: Site, known: Sequence[NodeKind]) -> tuple[int | None, str]:
     """Nodes for the site's jobs that run jobs or could, and in words what others are.
 
-    None if SLURM does not tell.
+    None if SLURM does not tell; no words if there are no others.
     """
     kinds = _in_partition(site, known)
     if not kinds:
         return None, ""
     kinds = _serving(site, kinds) or kinds
-    return sum(kind.usable for kind in kinds), f"others are not ({counted(unusable_in(kinds))})"
+    others = unusable_in(kinds)
+    words = f"others are not ({counted(others)})" if others else ""
+    return sum(kind.usable for kind in kinds), words
 
 
 def _wanted(site: Site) -> list[str]:

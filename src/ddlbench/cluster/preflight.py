@@ -104,8 +104,9 @@ def examine(
     for nodes, devices in largest:
         wanted = nodes
         if usable is not None and usable < nodes:
-            says = f"{usable} can be used, {others}; cells on {nodes} wait"
-            findings.append(Finding("nodes now", True, says, doubtful=True))
+            if others:
+                says = f"{usable} can be used, {others}; cells on {nodes} wait"
+                findings.append(Finding("nodes now", True, says, doubtful=True))
             wanted = usable  # sbatch would refuse more in the words of a wrong request
         options = [o for o in options_of(site, wanted, devices) if o.key not in wrong]
         seen = {finding.what for finding in findings if not finding.ok}
@@ -180,24 +181,32 @@ def _extra(site: Site) -> list[Finding]:
     return [Finding("extra", False, says)]
 
 
-_OPTION_OF_NODES = re.compile(r"(?:--(?:nodelist|exclude)(?:=|\s+)|-[wx]\s*)(\S+)")
+_OPTION_OF_NODES = re.compile(r"(?:--(?:nodelist|exclude)(?:=|$)|-[wx])(.*)")
+_NAMES_SHOWN = 6
 
 
 def _nodes_by_name(site: Site) -> list[Finding]:
     """Whether SLURM knows the nodes that the site names, to take or to leave out."""
-    with suppress(ValueError):
-        extra = " ".join(shlex.split(site.slurm.extra))
-        # What has a / is a file that lists nodes.
-        lists = [text for text in _OPTION_OF_NODES.findall(extra) if "/" not in text]
-        findings = []
-        for key, names in (("exclude", site.slurm.exclude), ("extra", lists)):
-            unknown = unknown_nodes(",".join(names)) if names else []
-            if unknown:
-                verb = "is not a node" if len(unknown) == 1 else "are not nodes"
-                says = f"{', '.join(unknown)} {verb} of this cluster; change slurm.{key}"
-                findings.append(Finding(key, False, says))
-        return findings
-    return []  # a quote is open; it is named already
+    words: list[str] = []
+    with suppress(ValueError):  # a quote is open; it is named already
+        words = shlex.split(site.slurm.extra)
+    options = [
+        (match, after)
+        for word, after in zip(words, [*words[1:], ""], strict=False)
+        if (match := _OPTION_OF_NODES.fullmatch(word))
+    ]
+    lists = [match[1] or after for match, after in options]
+    lists = [names for names in lists if "/" not in names]  # else a file that lists nodes
+    findings = []
+    for key, names in (("exclude", site.slurm.exclude), ("extra", lists)):
+        unknown = unknown_nodes(",".join(names)) if names else []
+        if unknown:
+            left = len(unknown) - _NAMES_SHOWN
+            listed = ", ".join(unknown[:_NAMES_SHOWN]) + f" and {left} more" * (left > 0)
+            verb = "is not a node" if len(unknown) == 1 else "are not nodes"
+            says = f"{listed} {verb} of this cluster; change slurm.{key}"
+            findings.append(Finding(key, False, says))
+    return findings
 
 
 def _refused_by_plugin() -> dict[str, str]:

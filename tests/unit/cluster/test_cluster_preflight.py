@@ -318,7 +318,21 @@ def test_a_node_that_the_cluster_does_not_have_is_named(key, login_node, monkeyp
     assert not any("n9" in word for word in judged)
 
 
-@pytest.mark.parametrize("extra", ["--reservation=lab", "--wckey='a b'", "--wait-all-nodes=1", ""])
+def test_a_partition_with_too_few_nodes_waits_for_no_others(login_node):
+    (finding,) = looks(replace(here(login_node), nodes=5))
+    assert (finding.what, finding.ok) == ("nodes", False)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--wckey=n8-xn9 --exclude=/n9",
+        "--reservation=lab",
+        "--wckey='a b'",
+        "--wait-all-nodes=1",
+        "",
+    ],
+)
 def test_other_options_are_the_users(extra, login_node):
     good = here(login_node)
     assert looks(replace(good, slurm=replace(good.slurm, extra=extra))) == []
