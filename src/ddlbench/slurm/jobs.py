@@ -404,6 +404,14 @@ def words_of_tasks(text: str) -> dict[int, str]:
     return {task: telling_line("\n".join(of_task)) for task, of_task in lines.items()}
 
 
+_NO_SUCH_JOB = re.compile(r"Expired or invalid job|Invalid job id", re.IGNORECASE)
+
+
+def job_is_forgotten(text: str) -> bool:
+    """Whether srun's output says that the controller does not know the job in which it runs."""
+    return _NO_SUCH_JOB.search(text) is not None
+
+
 def why_nodes_failed(text: str) -> str:
     """A sentence part on nodes whose task failed: ``n2: module: command not found``; else empty."""
     words = words_of_tasks(text)
