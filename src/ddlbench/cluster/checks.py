@@ -141,7 +141,7 @@ def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) 
         return []
     limits, refused = min(over, key=lambda each: len(each[1]))
     findings = []
-    for what, (asked, limit) in refused.items():
+    for what, (requested, limit) in refused.items():
         key, unit, value = {
             "nodes": ("nodes", "node(s)", limit),
             "cpus": ("cpus_per_device", "core(s) of a node", limit // devices),
@@ -150,7 +150,7 @@ def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) 
         remedy = f"write {key}: {value}" if value else "write fewer devices_per_node"
         says = (
             f"{limits.partition} gives a job at most {limit} {unit}, a cell on "
-            f"{nodes}x{devices} asks for {asked}; {remedy}, or another slurm.partition"
+            f"{nodes}x{devices} asks for {requested}; {remedy}, or another slurm.partition"
         )
         findings.append(Finding(key, False, says))
     return findings

@@ -52,7 +52,7 @@ class PartitionLimits:
     def refused(
         self, nodes: int, cpus: int, memory_mb: int, node_cpus: int
     ) -> dict[str, tuple[int, int]]:
-        """``nodes``, ``cpus`` and ``memory_mb`` that are over a limit: what is asked, the limit.
+        """``nodes``, ``cpus`` and ``memory_mb`` over a limit: what is requested, the limit.
 
         Cores and memory are of one node, which has ``node_cpus``.
         """
@@ -62,9 +62,9 @@ class PartitionLimits:
             "memory_mb": (self.memory_of(memory_mb, cpus), self.most_memory_mb(node_cpus)),
         }
         return {
-            what: (asked, limit)
-            for what, (asked, limit) in limits.items()
-            if limit is not None and asked > limit
+            what: (requested, limit)
+            for what, (requested, limit) in limits.items()
+            if limit is not None and requested > limit
         }
 
 
