@@ -396,13 +396,16 @@ class SlurmExecutor(plugin.Executor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         self._stopping.set()
+        cancelled = True
         try:
             super().cancel_jobs(active_jobs)
         except Exception as error:
+            cancelled = False
             ids = " ".join(str(info.external_jobid) for info in active_jobs)
             self._show(f"jobs could not be cancelled ({error}); by hand: scancel {ids}")
         for info in active_jobs:
-            JobFiles(info).forget_queued()
+            if cancelled:  # else `ddlbench status` still names the job, which goes on
+                JobFiles(info).forget_queued()
             with self.lock, suppress(ValueError):  # it ended meanwhile
                 self.active_jobs.remove(info)
 

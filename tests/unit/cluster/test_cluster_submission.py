@@ -187,6 +187,7 @@ def test_jobs_that_could_not_be_cancelled_are_listed(executor, cell_folder, monk
     assert (
         "jobs could not be cancelled (no answer); by hand: scancel 12" in (executor.logger.lines[0])
     )
+    assert (cell_folder / QUEUED_FILE).exists()  # it goes on
 
 
 def test_snakemake_takes_this_executor(monkeypatch):
