@@ -124,6 +124,7 @@ def test_words_of_sbatch_are_on_the_screen_and_in_the_status(site, tmp_path):
     run = site.project.watch("cells", PATH=path)
     seconds = run.shows("Invalid qos specification; change slurm.qos")
     assert run.end() == 1
+    assert "Trying to restart" not in run.text  # it could never pass
     assert "Invalid qos" in site.project.ddlbench("status").stdout
     failure = site.failure()
     assert (failure["cause"], failure["reason_code"]) == ("infrastructure", "not_submitted")

@@ -49,6 +49,7 @@ from ddlbench.planning.budget import (
 from ddlbench.runtime.launch import address_of, visible_devices
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError, ask
+from ddlbench.slurm.partition_limits import partition_limits
 from ddlbench.slurm.partitions import (
     SLICES_ALONE,
     NodeKind,
@@ -70,19 +71,22 @@ class Finding:
         ok: nothing has to change.
         says: what it is, and, if it is wrong, what to write instead.
         doubtful: jobs may run as it is, but it is perhaps not what the user means.
+        in_file: what is wrong stands in the site's file.
     """
 
     what: str
     ok: bool
     says: str
     doubtful: bool = False
+    in_file: bool = True
 
 
 def judge_partition(
     site: Site, known: Sequence[NodeKind], shapes: Sequence[tuple[int, int]] = ()
 ) -> list[Finding]:
     """Findings about the site's partition, for jobs of these (nodes, devices of each)."""
-    names = ", ".join(sorted({kind.partition for kind in known if kind.nodes})) or "none"
+    serve = {kind.partition for kind in known if kind.nodes and kind.is_up}
+    names = ", ".join(sorted(serve)) or "none"
     wanted = _wanted(site)
     unknown = [name for name in wanted if name not in {kind.partition for kind in known}]
     if unknown:
@@ -96,10 +100,17 @@ def judge_partition(
     serving = _serving(site, kinds) or kinds
     usable, nodes = sum(kind.usable for kind in serving), sum(kind.nodes for kind in serving)
     up = any(kind.is_up for kind in kinds)
-    says = f"{name}, {nodes} node(s), up" if up else f"{name} is down; write another: {names}"
-    if up and usable < nodes:
+    says = f"{name}, {nodes} node(s), up"
+    if not up:
+        says = f"{name} is down; write another slurm.partition: one of {names}"
+    elif usable < nodes:
         says += f", {usable} of them usable ({counted(unusable_in(serving))})"
     findings = [Finding("partition", up, says)]
+    down = [other for other in wanted if other not in _name(kinds).split(",")]
+    if down:
+        verb = "is" if len(down) == 1 else "are"
+        says = f"{', '.join(down)} {verb} down; jobs run in {name} alone"
+        findings.append(Finding("partition", True, says, doubtful=True))
     most = max((nodes for nodes, _ in shapes), default=site.nodes)
     if site.nodes > nodes:
         fits = most <= nodes
@@ -114,16 +125,49 @@ def judge_partition(
     ]
 
 
+def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) -> list[Finding]:
+    """Findings about what the site's partition gives one job of this (nodes, devices of each)."""
+    nodes, devices = shape
+    wanted = request(nodes, devices, site)
+    cpus = devices * wanted.cpus_per_task
+    kinds = _in_partition(site, known)
+    node_cpus = max((kind.cpus_per_node for kind in _serving(site, kinds) or kinds), default=0)
+    over = [
+        (limits, limits.refused(nodes, cpus, wanted.mem_mb, node_cpus))
+        for limits in partition_limits(_name(kinds).split(","))
+    ]
+    # Of several partitions one that takes the job is enough.
+    if not over or not all(refused for _, refused in over):
+        return []
+    limits, refused = min(over, key=lambda each: len(each[1]))
+    findings = []
+    for what, (requested, limit) in refused.items():
+        key, unit, value = {
+            "nodes": ("nodes", "node(s)", limit),
+            "cpus": ("cpus_per_device", "core(s) of a node", limit // devices),
+            "memory_mb": ("memory_per_device_mb", "MB on a node", limit // devices),
+        }[what]
+        remedy = f"write {key}: {value}" if value else "write fewer devices_per_node"
+        says = (
+            f"{limits.partition} gives a job at most {limit} {unit}, a cell on "
+            f"{nodes}x{devices} asks for {requested}; {remedy}, or another slurm.partition"
+        )
+        findings.append(Finding(key, False, says))
+    return findings
+
+
 def usable_nodes(site: Site, known: Sequence[NodeKind]) -> tuple[int | None, str]:
     """Nodes for the site's jobs that run jobs or could, and in words what others are.
 
-    None if SLURM does not tell.
+    None if SLURM does not tell; no words if there are no others.
     """
     kinds = _in_partition(site, known)
     if not kinds:
         return None, ""
     kinds = _serving(site, kinds) or kinds
-    return sum(kind.usable for kind in kinds), f"others are not ({counted(unusable_in(kinds))})"
+    others = unusable_in(kinds)
+    words = f"others are not ({counted(others)})" if others else ""
+    return sum(kind.usable for kind in kinds), words
 
 
 def _wanted(site: Site) -> list[str]:
@@ -131,8 +175,10 @@ def _wanted(site: Site) -> list[str]:
 
 
 def _in_partition(site: Site, known: Sequence[NodeKind]) -> list[NodeKind]:
+    """Kinds of node of the site's partitions that are up; of all of them if none is."""
     wanted = _wanted(site)
-    return [k for k in known if k.partition in wanted or (not wanted and k.is_default)]
+    kinds = [k for k in known if k.partition in wanted or (not wanted and k.is_default)]
+    return [kind for kind in kinds if kind.is_up] or kinds
 
 
 def _name(kinds: Sequence[NodeKind]) -> str:
@@ -370,7 +416,9 @@ def _unfit_keys(
         return set()
     taken = [option.text for option in options if option.key not in _OF_A_NODE]
     if partitions.fits_no_node(refuses(taken)):
-        return {"slurm.extra"}
+        without = [o.text for o in options if o.key not in ("slurm.exclude", *_OF_A_NODE)]
+        excluded = without != taken and not partitions.fits_no_node(refuses(without))
+        return {"slurm.exclude" if excluded else "slurm.extra"}
     unfit = set()
     for key in _OF_A_NODE:
         added = [option.text for option in options if option.key == key]
@@ -383,7 +431,9 @@ def _unfit_keys(
 
 def _keys_of(words: str) -> set[str]:
     key = partitions.key_of(words)
-    return {"slurm.gres", "slurm.gpu_type"} if key == "slurm.gres" else {key} if key else set()
+    if key == "slurm.gres":
+        return {"slurm.gres", "slurm.gpu_type"}
+    return set(key.split(partitions.EITHER)) if key else set()
 
 
 def visible_gpus() -> list[dict[str, Any]]:

@@ -4,12 +4,13 @@ The plugin submits jobs; this class submits through it and follows the jobs itse
 shape that are ready at once are one array (``job_array.py``), whose tasks are followed as jobs::
 
     sbatch refuses -- a limit on jobs in the queue --> wait, and submit again, half of an array
-         |          '- anything else --------------> the job fails with sbatch's words
+         |          '- anything else --------------> the job fails with sbatch's words,
+         |                                           for good if the request is wrong
          v
     follow: one squeue for all jobs
          |-- COMPLETED -------------------------> done
          |-- waits, runs, or SLURM is silent ---> looked at again; why it waits is shown
-         |-- waits and can never start ---------> cancelled, the job fails with SLURM's reason
+         |-- waits and can never start ---------> cancelled, the job fails for good, SLURM's reason
          '-- ended, or unknown to SLURM: result on disk --> done
                                          '- none ---------> the job fails with the reason
 
@@ -330,6 +331,9 @@ class SlurmExecutor(plugin.Executor):
         except Exception as error:  # the scheduler must hear of it, whatever else breaks
             self.logger.warning(f"ddlbench: a job failed: {reason} ({_in_words(error)})")
         finally:
+            if _is_for_good(reason):  # Snakemake repeats what has attempts left
+                with suppress(Exception):
+                    info.job.attempt = max(info.job.attempt, info.job.restart_times + 1)
             self.workflow.scheduler.error_callback(info.job)
 
     def print_job_error(
@@ -392,13 +396,16 @@ class SlurmExecutor(plugin.Executor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         self._stopping.set()
+        cancelled = True
         try:
             super().cancel_jobs(active_jobs)
         except Exception as error:
+            cancelled = False
             ids = " ".join(str(info.external_jobid) for info in active_jobs)
             self._show(f"jobs could not be cancelled ({error}); by hand: scancel {ids}")
         for info in active_jobs:
-            JobFiles(info).forget_queued()
+            if cancelled:  # else `ddlbench status` still names the job, which goes on
+                JobFiles(info).forget_queued()
             with self.lock, suppress(ValueError):  # it ended meanwhile
                 self.active_jobs.remove(info)
 
@@ -452,6 +459,12 @@ class _Pace:
             if len(self._recent) == self._recent.maxlen:
                 stopping.wait(max(0.0, self._recent[0] + self._period_s - time.monotonic()))
             self._recent.append(time.monotonic())
+
+
+def _is_for_good(reason: Reason) -> bool:
+    """Whether a repeat would fail in the same way: only a change of the site's file helps."""
+    refused = reason.code == "not_submitted" and partitions.is_wrong(reason)
+    return reason.code == "never_starts" or refused
 
 
 def _not_taken(words: str) -> Reason:

@@ -25,6 +25,7 @@ import psutil
 
 from ddlbench.cluster.checks import (
     Finding,
+    judge_limits,
     judge_partition,
     judge_request,
     options_of,
@@ -37,7 +38,13 @@ from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.planning.budget import request
 from ddlbench.slurm.jobs import NEEDED_COMMANDS, SlurmError, missing_commands, telling_line
-from ddlbench.slurm.partitions import accounts, enforced_limits, node_kinds, qos_names
+from ddlbench.slurm.partitions import (
+    accounts,
+    enforced_limits,
+    node_kinds,
+    qos_names,
+    unknown_nodes,
+)
 
 _SETUP_S = 20.0
 # File systems that no other machine sees.
@@ -81,27 +88,27 @@ def examine(
             f"{' and '.join(missing)} {verb} not in PATH; run this on a login node, or load SLURM "
             "first (for example: module load slurm)"
         )
-        return [Finding("SLURM", False, says), *here]
+        return [Finding("SLURM", False, says, in_file=False), *here]
     try:
         known = node_kinds()
     except SlurmError as error:
-        return [Finding("SLURM", False, str(error)), *here]
+        return [Finding("SLURM", False, str(error), in_file=False), *here]
     largest = _largest(shapes) or [(site.nodes, site.devices_per_node)]
     findings = [*judge_partition(site, known, largest), *_names(site)]
-    wrong_extra = any(finding.what == "extra" and not finding.ok for finding in here)
+    here += _nodes_by_name(site)
+    # Of these keys, sbatch would judge wrong options instead of those of other keys.
+    wrong = {f"slurm.{finding.what}" for finding in here if not finding.ok}
     usable, others = usable_nodes(site, known)
+    for shape in largest:
+        findings += judge_limits(site, known, shape)
     for nodes, devices in largest:
         wanted = nodes
         if usable is not None and usable < nodes:
-            says = f"{usable} can be used, {others}; cells on {nodes} wait"
-            findings.append(Finding("nodes now", True, says, doubtful=True))
+            if others:
+                says = f"{usable} can be used, {others}; cells on {nodes} wait"
+                findings.append(Finding("nodes now", True, says, doubtful=True))
             wanted = usable  # sbatch would refuse more in the words of a wrong request
-        # Sbatch would judge wrong extra options instead of those of other keys.
-        options = [
-            option
-            for option in options_of(site, wanted, devices)
-            if not (wrong_extra and option.key == "slurm.extra")
-        ]
+        options = [o for o in options_of(site, wanted, devices) if o.key not in wrong]
         seen = {finding.what for finding in findings if not finding.ok}
         findings += judge_request(options, sbatch_refuses, seen) if wanted else []
     return [*dict.fromkeys(findings), *here]
@@ -174,6 +181,34 @@ def _extra(site: Site) -> list[Finding]:
     return [Finding("extra", False, says)]
 
 
+_OPTION_OF_NODES = re.compile(r"(?:--(?:nodelist|exclude)(?:=|$)|-[wx])(.*)")
+_NAMES_SHOWN = 6
+
+
+def _nodes_by_name(site: Site) -> list[Finding]:
+    """Whether SLURM knows the nodes that the site names, to take or to leave out."""
+    words: list[str] = []
+    with suppress(ValueError):  # a quote is open; it is named already
+        words = shlex.split(site.slurm.extra)
+    options = [
+        (match, after)
+        for word, after in zip(words, [*words[1:], ""], strict=False)
+        if (match := _OPTION_OF_NODES.fullmatch(word))
+    ]
+    lists = [match[1] or after for match, after in options]
+    lists = [names for names in lists if "/" not in names]  # else a file that lists nodes
+    findings = []
+    for key, names in (("exclude", site.slurm.exclude), ("extra", lists)):
+        unknown = unknown_nodes(",".join(names)) if names else []
+        if unknown:
+            left = len(unknown) - _NAMES_SHOWN
+            listed = ", ".join(unknown[:_NAMES_SHOWN]) + f" and {left} more" * (left > 0)
+            verb = "is not a node" if len(unknown) == 1 else "are not nodes"
+            says = f"{listed} {verb} of this cluster; change slurm.{key}"
+            findings.append(Finding(key, False, says))
+    return findings
+
+
 def _refused_by_plugin() -> dict[str, str]:
     try:
         from snakemake_executor_plugin_slurm.validation import (  # noqa: PLC0415 - it may be missing
@@ -242,9 +277,10 @@ def _folders(site: Site) -> list[Finding]:
     here = Path.cwd().resolve()
     if "%" in str(here):
         says = f"{here} has a % in its name, which SLURM replaces in paths of logs; rename it"
-        findings.append(Finding("folder", False, says))
+        findings.append(Finding("folder", False, says, in_file=False))
     if not os.access(here, os.W_OK):
-        findings.append(Finding("folder", False, f"{here} cannot be written; run elsewhere"))
+        says = f"{here} cannot be written; run elsewhere"
+        findings.append(Finding("folder", False, says, in_file=False))
     scratch = None
     with suppress(ConfigError):
         scratch = scratch_dir(site.scratch).resolve()

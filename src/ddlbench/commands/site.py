@@ -301,13 +301,14 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
 
 
 def show_findings(findings: Sequence[Finding], described: Site) -> int:
-    """A line a finding; returns how many need a change of the site's file."""
+    """A line a finding; returns how many keep jobs from running."""
     for finding in findings:
         mark = click.style("ok", fg="green") if finding.ok else click.style("!!", fg="red")
         mark = click.style("??", fg="yellow") if finding.doubtful else mark
         lines = paragraph(f"{finding.what}: {finding.says}", indent="   ")
         click.echo("\n".join([f"{mark} {lines[0].strip()}", *lines[1:]]))
-    wrong = sum(not finding.ok for finding in findings)
-    if wrong:
-        click.echo(f"{counted(wrong, 'thing')} to change in config/sites/{described.name}.yaml")
-    return wrong
+    wrong = [finding for finding in findings if not finding.ok]
+    in_file = sum(finding.in_file for finding in wrong)
+    if in_file:
+        click.echo(f"{counted(in_file, 'thing')} to change in config/sites/{described.name}.yaml")
+    return len(wrong)

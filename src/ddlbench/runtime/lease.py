@@ -29,16 +29,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddlbench.common.document import whole_file
+from ddlbench.common.document import UnreadableJson, read_object, whole_file
 from ddlbench.common.owner import (
     HEARTBEAT,
     NOBODY,
     Owner,
+    Writer,
     owner_in,
     run_began_s,
     seems_to_live,
     slurm_job_id,
 )
+from ddlbench.experiment.paths import QUEUED_FILE
 from ddlbench.experiment.result import InvalidResult, NewerResult, Result, read_result, write_result
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.slurm import jobs
@@ -121,6 +123,14 @@ def release(folder: Path, me: Owner) -> None:
     """Delete the lease if it is still ``me``'s."""
     if owner_in(folder / _LEASE) == me:
         (folder / _LEASE).unlink(missing_ok=True)
+
+
+def forget_queued(folder: Path, me: Owner) -> None:
+    """Delete the note that ``me``'s job waits or runs; a run that was killed leaves it behind."""
+    with suppress(OSError, UnreadableJson):
+        writer = Writer.of(read_object(folder / QUEUED_FILE))
+        if writer is not None and writer.job_id is not None and writer.job_id == me.job_id:
+            (folder / QUEUED_FILE).unlink()
 
 
 def holds(folder: Path, me: Owner) -> bool:

@@ -136,6 +136,11 @@ _LATE = "not all"
 def _silent_nodes(nodes: int, entries: list[dict[str, Any]], output: str, ended: str) -> str:
     """Which nodes did not answer, and what their set-up commands printed."""
     sentence = f"only {len(entries)} of {nodes} nodes answered ({ended})"
+    if jobs.job_is_forgotten(output):
+        return (
+            f"{sentence}: SLURM's controller does not know job {slurm_job_id()} any more, "
+            f"as after a restart that lost its state ({telling_line(output)})"
+        )
     why = "" if ended.startswith(_LATE) else why_nodes_failed(output)
     if why:
         return f"{sentence}: {why}"

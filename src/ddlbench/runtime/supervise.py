@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +41,7 @@ from ddlbench.runtime.lease import (
     Claim,
     claim,
     copy_kept,
+    forget_queued,
     heartbeat,
     holds,
     keep,
@@ -89,7 +90,8 @@ def run_cell(
     """
     run = _Run(cell, site, cell_folder, staging, Writer.here(attempt), this_supervisor())
     run.refuse_to_repeat()
-    with _file_fault_named(cell, cell_folder):
+    with _file_fault_named(cell, cell_folder), ExitStack() as at_end:
+        at_end.callback(forget_queued, cell_folder, run.me)
         claimed = claim(cell_folder, run.me)
         if claimed.kind == "adopted":
             copy_kept(cell_folder)

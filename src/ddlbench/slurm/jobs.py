@@ -80,11 +80,12 @@ class SlurmError(ConfigError):
     Args:
         message: the sentence for people.
         words: what the command wrote; empty if it does not answer.
+        output: what it wrote on its standard output all the same.
     """
 
-    def __init__(self, message: str, words: str = "") -> None:
+    def __init__(self, message: str, words: str = "", output: str = "") -> None:
         super().__init__(message)
-        self.words = words
+        self.words, self.output = words, output
 
 
 def user_defaults(environment: Mapping[str, str]) -> dict[str, str]:
@@ -141,7 +142,7 @@ def ask(command: Sequence[str], *, patience_s: float = _PATIENCE_S) -> str:
         raise SlurmError(f"{name} cannot be started: {error}") from None
     if done.returncode != 0:
         words = refusal(done.stderr) or f"{name} ended with {done.returncode}"
-        raise SlurmError(words, words)
+        raise SlurmError(words, words, done.stdout)
     return done.stdout.strip()
 
 
@@ -401,6 +402,14 @@ def words_of_tasks(text: str) -> dict[int, str]:
         if label := _LABEL.match(line):
             lines.setdefault(int(label["task"]), []).append(label["text"])
     return {task: telling_line("\n".join(of_task)) for task, of_task in lines.items()}
+
+
+_NO_SUCH_JOB = re.compile(r"Expired or invalid job|Invalid job id", re.IGNORECASE)
+
+
+def job_is_forgotten(text: str) -> bool:
+    """Whether srun's output says that the controller does not know the job in which it runs."""
+    return _NO_SUCH_JOB.search(text) is not None
 
 
 def why_nodes_failed(text: str) -> str:

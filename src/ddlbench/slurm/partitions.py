@@ -241,7 +241,8 @@ def node_kinds() -> list[NodeKind]:
         # Without --exact, nodes that differ would be one row with the least of each number.
         text = ask(["sinfo", "--all", "--noheader", "--exact", f"--format={_SINFO}"])
     except SlurmError as error:
-        raise SlurmError(f"{_NO_SLURM} ({error})", error.words) from None
+        why = _SILENT if _is_silent(error) else _NO_SLURM
+        raise SlurmError(f"{why} ({error})", error.words) from None
     default = re.search(r"^(\S+)\*$", marked, re.MULTILINE)
     return parse_kinds(text, default[1] if default else None)
 
@@ -249,6 +250,18 @@ def node_kinds() -> list[NodeKind]:
 _NO_SLURM = (
     "no SLURM answers here; run this on a login node, or copy config/sites/slurm-example.yaml"
 )
+
+
+# What a machine of no cluster lacks.
+_NO_CONFIGURATION = re.compile(r"configuration source", re.IGNORECASE)
+_SILENT = "SLURM's controller does not answer; try again later"
+
+
+def _is_silent(error: SlurmError) -> bool:
+    """Whether a command of SLURM got no answer: neither the site's file nor the shell is wrong."""
+    if not error.words:
+        return "did not answer" in str(error)
+    return is_busy(error.words) and not _NO_CONFIGURATION.search(error.words)
 
 
 def accounts() -> list[str]:
@@ -280,6 +293,20 @@ def _accounting(*what: str) -> list[str]:
         return []
     names = (line.strip().rstrip("|") for line in text.splitlines())
     return sorted({name for name in names if name})
+
+
+def unknown_nodes(names: str) -> list[str]:
+    """Nodes of a list, as ``n[1-4],n9``, that SLURM does not know; what is no list is one.
+
+    Empty where SLURM does not tell.
+    """
+    try:
+        ask(["scontrol", "--oneliner", "show", "node", names])
+    except SlurmError as error:
+        # It names them on its standard output, among those that it knows.
+        unknown = re.findall(r"^Node (\S+) not found", error.output, re.MULTILINE)
+        return unknown or ([names] if "parse node list" in error.words else [])
+    return []
 
 
 # Signs with which sbatch(1) combines features are none of a name; nor is what a shell would read.
@@ -342,6 +369,7 @@ _BUSY = re.compile(
 )
 _UNAVAILABLE = re.compile(r"down, drained|not available \(down", re.IGNORECASE)
 
+EITHER = " or "  # between keys of which SLURM's words do not tell one
 # Words of a refusal, and the key that decides what is refused; the first that fits holds.
 _KEYS = (
     # Limits of an account or QOS. The words after their names are the same, with time and QOS.
@@ -363,7 +391,8 @@ _KEYS = (
     (r"node count|more nodes|too many nodes|MaxNode", "nodes"),
     (r"\btasks?\b", "devices_per_node"),
     (r"cpu|processors", "cpus_per_device"),
-    (r"reserv|option|argument|licen[cs]e|node name|'slurm_extra'", "slurm.extra"),
+    (r"node name", f"slurm.exclude{EITHER}slurm.extra"),
+    (r"reserv|option|argument|licen[cs]e|'slurm_extra'", "slurm.extra"),
 )
 _NO_SUCH_NODE = re.compile(r"node configuration is not available", re.IGNORECASE)
 
@@ -388,6 +417,12 @@ def fits_no_node(words: str) -> bool:
     return bool(_NO_SUCH_NODE.search(words))
 
 
+def is_wrong(words: str) -> bool:
+    """Whether a request is refused for what it asks, whatever else runs or is down."""
+    passes = is_busy(words) or lacks_nodes(words) or limits_jobs(words)
+    return not passes and (fits_no_node(words) or key_of(words) is not None)
+
+
 def may_pass(words: str) -> bool:
     """Whether a limit on jobs is lifted when other jobs end: this user's, or those of a group."""
     return limits_jobs(words) and ("Grp" in words or has_jobs())
@@ -401,7 +436,10 @@ def has_jobs() -> bool:
 
 
 def key_of(words: str) -> str | None:
-    """The key of the site's file that a refusal is about; None if nobody knows."""
+    """The key of the site's file that a refusal is about; None if nobody knows.
+
+    Several are joined by :data:`EITHER`.
+    """
     for pattern, key in _KEYS:
         if re.search(pattern, words, re.IGNORECASE):
             return key

@@ -135,11 +135,12 @@ def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) 
     doubts = [f"{each.what}: {each.says}" for each in findings if each.ok and each.doubtful]
     for doubt in doubts:
         print(f"ddlbench: note: {doubt}", file=sys.stderr)
-    faults = [f"{each.what}: {each.says}" for each in findings if not each.ok]
+    faults = [each for each in findings if not each.ok]
     if faults:
-        listed = "\n".join(f"  - {fault}" for fault in faults)
+        listed = "\n".join(f"  - {fault.what}: {fault.says}" for fault in faults)
+        needs = f", as site {site.name} needs a change" * any(fault.in_file for fault in faults)
         raise ConfigError(
-            f"no job was submitted, as site {site.name} needs a change:\n{listed}\n"
+            f"no job was submitted{needs}:\n{listed}\n"
             f"`ddlbench plan --site {site.name}` checks it again"
         )
 

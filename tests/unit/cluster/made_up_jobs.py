@@ -24,7 +24,7 @@ class RuleJob:
 
     def __init__(self, rule: str, folder: Path, **resources: Any) -> None:
         self.rule = SimpleNamespace(name=rule)
-        self.name, self.jobid, self.attempt = rule, 7, 1
+        self.name, self.jobid, self.attempt, self.restart_times = rule, 7, 1, 1
         self.output = [str(folder / ("result.json" if rule == "cell" else "staged.json"))]
         self.log = [str(folder / f"{rule}.log")]
         self.wildcards = SimpleNamespace(cell=CELL)
@@ -46,7 +46,7 @@ class Group:
 
     def __init__(self, folder: Path) -> None:
         self.jobs = [RuleJob("cell", folder)]
-        self.name, self.jobid = "cell_with_data", 8
+        self.name, self.jobid, self.attempt, self.restart_times = "cell_with_data", 8, 1, 1
         self.resources = Resources(mem_mb=1, runtime=1)
         self.errors: list[tuple[str | None, dict[str, Any]]] = []
 

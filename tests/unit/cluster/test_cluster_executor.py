@@ -73,6 +73,7 @@ def test_a_preempted_job_without_a_result_failed(executor, slurm, cell_folder):
     slurm.jobs["12"] = JobState("PREEMPTED", "", "n1")
     executor._look()
     assert executor.workflow.scheduler.failed == [info.job]
+    assert info.job.attempt == 1  # it may be repeated
     failure = Failure.read(cell_folder)
     assert failure.reason.code == "job_preempted"
     assert failure.reason == "SLURM preempted job 12 for another one"
@@ -146,6 +147,7 @@ def test_a_job_that_can_never_start_is_cancelled_when_two_looks_agree(executor, 
     assert (executor.active_jobs, slurm.commands) == ([info], [])
     executor._look()
     assert slurm.commands == [["scancel", "12"]]
+    assert info.job.attempt > info.job.restart_times  # Snakemake does not repeat it
     assert executor.workflow.scheduler.failed == [info.job]
     reason = Failure.read(cell_folder).reason
     assert reason.code == "never_starts"

@@ -195,7 +195,12 @@ def test_doctor_agrees_with_what_init_wrote(project):
     ("old", "new", "sentence"),
     [
         ("partition: gpu", "partition: gpuu", "there is no partition 'gpuu'"),
-        ("partition: gpu", "partition: old", "old is down"),
+        (
+            "partition: gpu",
+            "partition: old",
+            "old is down; write another slurm.partition: one of cpu, gpu, short",
+        ),
+        ("partition: gpu", "partition: gpuu", "slurm.partition: one of cpu, gpu, short"),
         ("nodes: 4 ", "nodes: 9 ", "write nodes: 4"),
         ("gpu_type: titanrtx", "gpu_type: b200", "no b200; write slurm.gpu_type: one of titanrtx"),
         ("devices_per_node: 4", "devices_per_node: 8", "write devices_per_node: 4"),
@@ -206,6 +211,15 @@ def test_doctor_agrees_with_what_init_wrote(project):
 def test_doctor_says_what_to_change(old, new, sentence, project):
     findings = judge_partition(site_of(project, **{old: new}), parse_kinds(SINFO, "gpu"))
     assert any(not f.ok and sentence in f.says for f in findings), findings
+
+
+def test_one_of_several_partitions_that_is_down_is_a_doubt(project):
+    site = site_of(project, **{"partition: gpu": "partition: old,gpu"})
+    findings = judge_partition(site, parse_kinds(SINFO, "gpu"))
+    assert [(f.says, f.ok, f.doubtful) for f in findings if f.what == "partition"] == [
+        ("gpu, 4 node(s), up", True, False),
+        ("old is down; jobs run in gpu alone", True, True),
+    ]
 
 
 def test_a_cell_that_asks_for_more_than_the_partition_gives_is_told_the_sum(project):

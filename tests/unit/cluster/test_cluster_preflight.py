@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from ddlbench.cluster import preflight
+from ddlbench.cluster import checks, preflight
 from ddlbench.cluster.checks import (
     Finding,
     Option,
@@ -18,11 +19,13 @@ from ddlbench.cluster.checks import (
     sbatch_refuses,
 )
 from ddlbench.cluster.preflight import examine
+from ddlbench.commands.site import show_findings
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, Site, Slurm, load_site
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError
+from ddlbench.slurm.partition_limits import PartitionLimits
 from ddlbench.slurm.partitions import parse_kinds
 from ddlbench.workflow import guards
 
@@ -108,6 +111,7 @@ def test_several_mistakes_are_all_named_at_once():
         ({"memory_per_device_mb": 90_000}, "memory_per_device_mb", "--mem=360000"),
         ({"cpus_per_device": 7}, "cpus_per_device", "--cpus-per-task=7"),
         ({"slurm": {"extra": "--exclude=n[1-4]"}}, "extra", "--exclude=n[1-4]"),
+        ({"slurm": {"exclude": ("n[1-4]",)}}, "exclude", "--exclude=n[1-4]"),
     ],
 )
 def test_where_slurm_does_not_say_what_fits_no_node_it_is_tried(changes, what, option):
@@ -189,6 +193,8 @@ def login_node(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "node_kinds", lambda: parse_kinds(SINFO, "gpu"))
     monkeypatch.setattr(preflight, "accounts", lambda: ["lab"])
     monkeypatch.setattr(preflight, "qos_names", lambda: ["normal"])
+    monkeypatch.setattr(preflight, "unknown_nodes", lambda names: re.findall(r"n9", names))
+    monkeypatch.setattr(checks, "partition_limits", lambda _names: [])
     monkeypatch.setattr(preflight, "sbatch_refuses", Cluster().refuses)
     monkeypatch.setattr(preflight, "_file_system", lambda _folder: "nfs4")
     return tmp_path
@@ -235,7 +241,98 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
     assert all(word in finding.says for word in [*words, repr(extra)])
 
 
-@pytest.mark.parametrize("extra", ["--reservation=lab", "--wckey='a b'", "--wait-all-nodes=1", ""])
+@pytest.mark.parametrize(
+    ("limits", "what", "sentence"),
+    [
+        (
+            {"memory_mb": 100_000},
+            "memory_per_device_mb",
+            "gpu gives a job at most 100000 MB on a node, a cell on 4x4 asks for 160000; "
+            "write memory_per_device_mb: 25000, or another slurm.partition",
+        ),
+        ({"nodes": 2}, "nodes", "at most 2 node(s), a cell on 4x4 asks for 4; write nodes: 2,"),
+        ({"cpus_per_node": 8}, "cpus_per_device", "asks for 24; write cpus_per_device: 2,"),
+        ({"cpus_per_node": 3}, "cpus_per_device", "asks for 24; write fewer devices_per_node,"),
+    ],
+)
+def test_a_limit_of_the_partition_is_told_before_a_job_waits_for_ever(
+    limits, what, sentence, login_node, monkeypatch
+):
+    """sbatch takes such a job, unless the administrator enforces the limits."""
+    tight = PartitionLimits("gpu", **limits)
+    monkeypatch.setattr(checks, "partition_limits", lambda _names: [tight])
+    wrong = replace(here(login_node), cpus_per_device=6)
+    (finding,) = looks(wrong)
+    assert (finding.what, finding.ok) == (what, False)
+    assert sentence in finding.says
+    both = [tight, PartitionLimits("short")]
+    monkeypatch.setattr(checks, "partition_limits", lambda _names: both)
+    assert looks(wrong) == []  # the other one takes it
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("Unable to contact slurm controller (connect failure)", "controller does not answer; try"),
+        ("Could not establish a configuration source", "no SLURM answers here; run this on a"),
+    ],
+)
+def test_a_controller_that_is_down_is_no_fault_of_the_file(
+    words, sentence, login_node, monkeypatch, capsys
+):
+    def silent(_command, **_patience):
+        raise SlurmError(words, words)
+
+    monkeypatch.setattr(partitions, "ask", silent)
+    monkeypatch.setattr(preflight, "node_kinds", partitions.node_kinds)
+    right = here(login_node)
+    (finding,) = looks(right)
+    assert (finding.what, finding.ok) == ("SLURM", False)
+    assert sentence in finding.says and words in finding.says
+    assert show_findings([finding], right) == 1
+    assert "to change in" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="^no job was submitted:"):
+        guards.check_cluster(right, [CELL])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"exclude": ("n1", "n9")},
+        {"extra": "--nodelist=n[1-2],n9"},
+        {"extra": "--hint=x -w n9"},
+        {"extra": "-xn9"},
+        {"extra": "--exclude 'n9'"},
+    ],
+)
+def test_a_node_that_the_cluster_does_not_have_is_named(key, login_node, monkeypatch):
+    """Sbatch says "Invalid node name specified" before it looks at anything else."""
+    wrong = here(login_node)
+    wrong = replace(wrong, slurm=replace(wrong.slurm, **key))
+    judged = []
+    monkeypatch.setattr(preflight, "sbatch_refuses", lambda words: judged.extend(words) or "")
+    (finding,) = looks(wrong)
+    (name,) = key
+    assert finding.says == f"n9 is not a node of this cluster; change slurm.{name}"
+    assert (finding.what, finding.ok) == (name, False)
+    assert not any("n9" in word for word in judged)
+
+
+def test_a_partition_with_too_few_nodes_waits_for_no_others(login_node):
+    (finding,) = looks(replace(here(login_node), nodes=5))
+    assert (finding.what, finding.ok) == ("nodes", False)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--wckey=n8-xn9 --exclude=/n9",
+        "--reservation=lab",
+        "--wckey='a b'",
+        "--wait-all-nodes=1",
+        "",
+    ],
+)
 def test_other_options_are_the_users(extra, login_node):
     good = here(login_node)
     assert looks(replace(good, slurm=replace(good.slurm, extra=extra))) == []

@@ -35,6 +35,33 @@ def test_a_group_that_sbatch_refuses_is_one_failure_in_sbatchs_words(executor, s
     assert failure.writer == Writer(os.environ[RUN], None, 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "repeated"),
+    [
+        ("Batch job submission failed: Invalid node name specified", False),
+        ("Batch job submission failed: Requested node configuration is not available", False),
+        ("Batch job submission failed: Memory specification can not be satisfied", False),
+        (f"AssocMaxSubmitJobLimit: {POLICY}", True),
+        ("Batch job submission failed: Unable to contact slurm controller", True),
+        ("Required node not available (down, drained or reserved)", True),
+        ("the site's filter is tired", True),
+    ],
+)
+def test_a_request_that_can_never_pass_is_not_sent_again(
+    words, repeated, executor, sbatch, request
+):
+    cell_folder = request.getfixturevalue("cell_folder")
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    sbatch(f'echo "sbatch: error: {words}" >&2; exit 1')
+    monkeypatch.setattr(module.partitions, "has_jobs", lambda: False)
+    monkeypatch.setattr(module, "_BUSY_LIMIT_S", 0.0)
+    group = Group(cell_folder)
+    executor.run_job(group)
+    assert executor.workflow.scheduler.failed == [group]
+    # Snakemake's own condition.
+    assert (group.restart_times > group.attempt - 1) == repeated
+
+
 def test_a_group_on_which_the_plugin_itself_breaks_is_a_failure_too(
     executor, sbatch, cell_folder, monkeypatch
 ):
@@ -160,6 +187,7 @@ def test_jobs_that_could_not_be_cancelled_are_listed(executor, cell_folder, monk
     assert (
         "jobs could not be cancelled (no answer); by hand: scancel 12" in (executor.logger.lines[0])
     )
+    assert (cell_folder / QUEUED_FILE).exists()  # it goes on
 
 
 def test_snakemake_takes_this_executor(monkeypatch):

@@ -11,8 +11,9 @@ import pytest
 from cases.rank_reports import rank_failure
 
 from ddlbench.common.document import write_text
-from ddlbench.common.owner import HEARTBEAT, Owner, owner_in
+from ddlbench.common.owner import HEARTBEAT, Owner, Writer, owner_in
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import QUEUED_FILE
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import lease, supervise
@@ -96,6 +97,20 @@ def test_sigterm_ends_the_cell_and_says_so(number, tmp_path, monkeypatch) -> Non
     assert number.name in (tmp_path / "failure.json").read_text()
     assert not (tmp_path / "lease.json").exists()
     assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("job", "left"), [("12", False), ("13", True)])
+def test_a_job_whose_run_was_killed_leaves_no_note_of_its_own(
+    job, left, tmp_path, monkeypatch
+) -> None:
+    """SIGHUP ended snakemake, which would have deleted queued.json; job 13 took the cell over."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setattr(supervise._Run, "measure", lambda *_, **__: 1 / 0)
+    note = {"writer": Writer("run", job).to_dict()}
+    (tmp_path / QUEUED_FILE).write_text(json.dumps(note))
+    with pytest.raises(ZeroDivisionError):
+        run_cell(CELL, load_site("local"), tmp_path, None, 1)
+    assert (tmp_path / QUEUED_FILE).exists() == left
 
 
 def test_a_damaged_failure_file_does_not_forbid_a_repeat(tmp_path, monkeypatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.planner import make_plan
+from ddlbench.runtime import staging
 from ddlbench.runtime.launch import SrunLaunch, Step, srun_command
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 
@@ -64,6 +65,15 @@ def test_staging_has_the_cores_of_all_devices_of_a_node(srun, tmp_path):
     with pytest.raises(StagingFailed, match="only 0 of 2 nodes answered"):
         stage_cell(cell(), site(srun=ADDED), tmp_path)
     assert srun()[: len(STAGING) + len(ADDED)] == [*STAGING, *ADDED]
+
+
+def test_a_job_that_the_controller_has_forgotten_is_told_so(monkeypatch):
+    """slurmctld was killed and restarted while a cell was staging."""
+    monkeypatch.setenv("SLURM_JOB_ID", "66")
+    words = "srun: error: Check SLURM_JOB_ID environment variable. Expired or invalid job 66"
+    sentence = staging._silent_nodes(1, [], words, "srun ended with 1")
+    assert "controller does not know job 66 any more, as after a restart" in sentence
+    assert "Expired or invalid job 66" in sentence
 
 
 def test_data_that_took_the_cells_time_is_a_failure(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ddlbench.slurm import partitions
@@ -32,7 +34,7 @@ FAILED = "Batch job submission failed: "
         ("CPU count per node can not be satisfied", "cpus_per_device"),
         ("Requested reservation is invalid", "slurm.extra"),
         ("Invalid license specification", "slurm.extra"),
-        ("Invalid node name specified", "slurm.extra"),
+        ("Invalid node name specified", "slurm.exclude or slurm.extra"),
         ("unrecognized option '--frobnicate': Try \"sbatch --help\"", "slurm.extra"),
         (f"QOSMaxWallDurationPerJobLimit: {POLICY}", "cell_timeout_s"),
         (f"AssocMaxWallDurationPerJobLimit: {POLICY}", "cell_timeout_s"),
@@ -95,6 +97,24 @@ def test_nodes_that_are_down_come_back():
 def test_whether_jobs_of_this_user_make_room(queue, some, monkeypatch):
     monkeypatch.setattr(partitions, "ask", lambda _command: queue)
     assert partitions.has_jobs() == some
+
+
+@pytest.mark.parametrize(
+    ("prints", "unknown"),
+    [
+        ("echo 'NodeName=n1 Arch=x86_64'", []),
+        ("printf 'NodeName=n1\\nNode n9 not found\\nNode m7 not found\\n'; exit 1", ["n9", "m7"]),
+        ("echo 'unable to parse node list n[1-4],n9' >&2; exit 1", ["n[1-4],n9"]),
+        ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", []),
+    ],
+)
+def test_nodes_that_slurm_does_not_know_are_named(prints, unknown, tmp_path, monkeypatch):
+    """As scontrol 22.05 prints it: nodes that are not found on its standard output."""
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\n{prints}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert partitions.unknown_nodes("n[1-4],n9") == unknown
 
 
 def test_where_squeue_does_not_answer_there_may_be_jobs(monkeypatch):
