@@ -10,7 +10,7 @@ import pytest
 from cases.own_folders import class_folders, picture
 
 from ddlbench.datasets.class_folders import EXTENSIONS, read
-from ddlbench.datasets.files import DataError, FileSplit
+from ddlbench.datasets.files import DataError, FileSplit, crc_of_pieces
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import stage
 from ddlbench.datasets.user_data import inspect_user_data
@@ -172,9 +172,28 @@ def test_a_copy_holds_the_images_alone_and_has_the_same_digest(tmp_path):
         assert (ours[sample_id][0] == theirs[sample_id][0]).all()
 
 
-def test_larger_images_of_the_same_names_are_other_data(tmp_path):
-    small, large = class_folders(tmp_path / "small"), class_folders(tmp_path / "large")
-    assert inspect_user_data(request(small)).digest == inspect_user_data(request(large)).digest
-    for file in large.rglob("*.png"):
-        picture(0, 0, (50, 40)).save(file)
-    assert inspect_user_data(request(small)).digest != inspect_user_data(request(large)).digest
+@pytest.mark.parametrize("change", ["larger", "same size", "copied"])
+def test_other_images_of_the_same_names_are_other_data(change, tmp_path):
+    root = class_folders(tmp_path / "own")
+    before = inspect_user_data(request(root)).digest
+    for number, file in enumerate(root.rglob("*.png")):
+        if change == "larger":
+            picture(0, 0, (50, 40)).save(file)
+        elif change == "same size" and number == 5:
+            bytes_before = file.read_bytes()
+            file.write_bytes(bytes_before[:-20] + bytes(4) + bytes_before[-16:])
+        os.utime(file, (1, 1))
+    assert (inspect_user_data(request(root)).digest == before) == (change == "copied")
+
+
+@pytest.mark.parametrize("place", [0, 150_000, 4 << 20, -1])
+def test_a_large_file_is_read_in_pieces(place, tmp_path):
+    file = tmp_path / "large.tar"
+    content = bytearray(9 << 20)
+    file.write_bytes(content)
+    before = crc_of_pieces(file, 1 << 20, pieces=64)
+    first = place % len(content)
+    changed = min(len(content) // 60, len(content) - first)  # pieces are nearer to each other
+    content[first : first + changed] = b"x" * changed
+    file.write_bytes(content)
+    assert crc_of_pieces(file, 1 << 20, pieces=64) != before
