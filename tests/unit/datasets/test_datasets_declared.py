@@ -190,6 +190,11 @@ def test_a_process_that_is_started_knows_the_dataset(tmp_path):
         ({"folder": "p"}, "size is missing; write the height and width"),
         ({"folder": "p", "size": 0}, "own.size"),
         ({"folder": "p", "sice": 9}, "sice"),
+        (
+            {"folder": "p", "size": 8, "samples": [100, 10]},
+            r"p has 12 training and 12 validation samples, not 100 and 10; write .*: \[12, 12\]",
+        ),
+        ({"folder": "hf://datasets/mnist", "size": 8}, "is an address, and nothing is downloaded"),
         ({"folder": "p", "size": 8, "classes": 2}, "has 3 class folders, but own has 2 classes"),
         ({"folder": "p", "size": 8, "vocabulary": 9}, "vocabulary belongs to tokens"),
         ({"tokens": "p", "vocabulary": 9}, "sequence is missing"),
