@@ -476,11 +476,11 @@ def test_many_samples_that_fill_no_batch_are_told(samples, max_steps, left, tmp_
     parts = OwnParts(images={("mnist", 1): samples})
     site = replace(LOCAL, real_data={"mnist": "/data/mnist"})
     warnings = estimate(_rows(real, few, base=real), site, tmp_path, parts).warnings
-    told = [warning for warning in warnings if "left over" in warning]
-    assert len(told) == bool(left)
+    notes = [warning for warning in warnings if "left over" in warning]
+    assert len(notes) == bool(left)
     if left:
         start = f"{left} of {samples} samples of mnist are left over in each epoch, as they fill no"
-        assert told[0].startswith(f"{start} whole batch of 32")
+        assert notes[0].startswith(f"{start} whole batch of 32")
 
 
 def test_a_profile_tells_the_steps_and_a_default_the_start(
