@@ -103,10 +103,18 @@ class Registry(Mapping[str, T], Generic[T]):
         group: of the entry points.
         built_in: the entries of this package, in their order.
         adapt: makes the entry of an entry point from its name and ``module:attribute``.
+        no_target: what to do instead, where a configuration gives a ``module:attribute`` as name.
     """
 
-    def __init__(self, group: str, built_in: dict[str, T], adapt: Callable[[str, str], T]) -> None:
+    def __init__(
+        self,
+        group: str,
+        built_in: dict[str, T],
+        adapt: Callable[[str, str], T],
+        no_target: str = "",
+    ) -> None:
         self.group, self.built_in, self._adapt = group, built_in, adapt
+        self._no_target = no_target
         self._built_in_names = frozenset(built_in)
         self._loaded: dict[tuple[str, str], T] = {}
         self._declared: dict[str, Callable[[], T]] = {}
@@ -160,9 +168,9 @@ class Registry(Mapping[str, T], Generic[T]):
         """Raise ConfigError, with the likely spelling and ``where``, unless the name is known."""
         if name not in self:
             place = where and f"{where}: "
-            raise ConfigError(
-                f"{place}unknown {kind_of(self.group)} {shown(name)}; {nearest(name, self)}"
-            )
+            is_target = bool(self._no_target) and ":" in str(name)
+            remark = self._no_target if is_target else nearest(name, self)
+            raise ConfigError(f"{place}unknown {kind_of(self.group)} {shown(name)}; {remark}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.built_in or name in self.third_party or name in self._declared

@@ -12,8 +12,11 @@
     val/ant/...                  the classes of train give the labels, here too
     val/zebra/...                a class that train lacks: refused
 
-Images and their order are those of torchvision's ``ImageFolder``, hidden names and links into a
-loop apart.
+Images and their order are those of torchvision's ``ImageFolder``, hidden names, links into a loop
+and endings that it does not know apart.
+
+Without ``train``, class folders must hold images directly: of ``animals/ant`` and ``plants/oak``
+nothing tells which level is the classes.
 
 Where data is not in a folder, messages say what lies there, and what to do about it.
 """
@@ -31,8 +34,30 @@ import numpy as np
 from ddlbench.datasets.files import DataError, FileSplit, of_split, reading
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Endings of images, those of torchvision's ``IMG_EXTENSIONS``."""
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg"),
+    "MPO": (),  # of cameras with two lenses, called .jpg
+    "PNG": (".png",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "BMP": (".bmp",),
+    "DIB": (".dib",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2",),
+}
+"""Formats that are decoded, as Pillow calls them, and the endings of their files.
+
+They are those of torchvision's ``IMG_EXTENSIONS``, and more.
+"""
+
+EXTENSIONS = tuple(ending for endings in IMAGE_FORMATS.values() for ending in endings)
+
+_NOT_READ = (
+    ".csv", ".tsv", ".json", ".jsonl", ".txt", ".xlsx", ".npy", ".npz", ".h5", ".hdf5", ".pt",
+    ".pth", ".pkl", ".mat",
+)  # fmt: skip
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -288,7 +313,36 @@ def _no_split(root: Path, split: str) -> str:
             f"{wanted}, and {root} holds images outside class folders; move those of each class "
             "into a folder of its own"
         )
+    if split == "train" and (hint := _nested_hint(root) or _not_read_hint(root)) is not None:
+        return f"{wanted}; {hint}"
     return f"{wanted}: {lies_there(root)}; check the data source"
+
+
+def _nested_hint(root: Path) -> str | None:
+    """What to do where images lie two folders deep or more; None where they do not."""
+    classes = deeper(root, _has_images)
+    if classes is None:
+        return None
+    top = [name for name in names_in(root) if (root / name).is_dir()]
+    if len(top) == 1:
+        return f"give {classes}, which holds class folders"
+    return (
+        f"{classes} holds class folders within folders; to have {listed(top)} as classes, with all "
+        f"images below them, move them into {root / 'train'}; to have {listed(names_in(classes))} "
+        "as classes, move all such folders into one"
+    )
+
+
+def _not_read_hint(root: Path) -> str | None:
+    """What to do where files of other kinds lie; None where there are none."""
+    others = [name for name in names_in(root) if name.lower().endswith(_NOT_READ)]
+    if not others:
+        return None
+    kinds = listed(sorted({ending(name) for name in others}))
+    return (
+        f"{root} holds {listed(others)}, and {kinds} is not read; write Parquet files with an "
+        "image's file (bytes) and a label a row, or put images into a folder of each class"
+    )
 
 
 def _no_images(folder: Path, left_out: Counter[str]) -> str:

@@ -66,7 +66,8 @@ def _holds_images(table: Table, field: Any) -> bool:
         return (
             bool(types.keys() & {"bytes", "path"})
             and ("bytes" not in types or _is_bytes(types["bytes"]))
-            and ("path" not in types or _is_text(types["path"]))
+            and ("path" not in types or _is_text(types["path"]) or _is_empty(types["path"]))
+            and any(not _is_empty(types[part]) for part in ("bytes", "path") if part in types)
         )
     return _is_bytes(field.type)
 
@@ -116,16 +117,19 @@ def _label_values(root: Path, table: Table, name: str, piece: Array) -> np.ndarr
 
     if _is_text(piece.type):
         return np.array(piece.to_pylist(), object)
-    if not pa.types.is_integer(piece.type):
+    kind = _kind(table, table.schema.field(name))
+    is_float = pa.types.is_floating(piece.type)
+    if not (is_float or pa.types.is_integer(piece.type) or pa.types.is_boolean(piece.type)):
         raise DataError(
-            f"{root}: column {name} holds {_kind(table, table.schema.field(name))}, no labels; "
+            f"{root}: column {name} holds {kind}, no labels; "
             "write one whole number from 0, or one text, a row"
         )
-    try:
-        return np.asarray(piece.cast(pa.int64()))
+    try:  # pandas makes floating-point numbers of a column that lacked a value
+        return np.asarray((piece.cast(pa.float64()) if is_float else piece).cast(pa.int64()))
     except pa.ArrowInvalid:
+        wrong = f"{kind} that are not whole" if is_float else "numbers of 64 bits"
         raise DataError(
-            f"{root}: column {name} holds numbers of 64 bits, no labels; number the classes from 0"
+            f"{root}: column {name} holds {wrong}, no labels; number the classes from 0"
         ) from None
 
 
@@ -230,6 +234,10 @@ class Stream:
 
 def _is_bytes(kind: Any) -> bool:
     return str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
+
+
+def _is_empty(kind: Any) -> bool:
+    return str(kind) == "null"  # pandas writes a part so that is None in all rows
 
 
 def _is_text(kind: Any) -> bool:

@@ -159,6 +159,11 @@ def _count(spec: DatasetSpec, entry: OwnDataset, root: Path) -> DatasetSpec:
     data_format = FORMATS[spec.native_format]
     splits = {split: data_format.read(root, spec, split) for split in SPLITS}
     train, val = (len(splits[split]) for split in SPLITS)
+    if entry.samples is not None and entry.samples != (train, val):
+        raise DataError(
+            f"{root} has {train} training and {val} validation samples, not {entry.samples[0]} and "
+            f"{entry.samples[1]}; write samples: [{train}, {val}], or leave it out"
+        )
     spec = replace(spec, num_train=train, num_val=val)
     if spec.sequence_length is not None:
         return spec

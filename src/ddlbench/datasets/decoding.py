@@ -20,13 +20,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ddlbench.datasets.class_folders import IMAGE_FORMATS
 from ddlbench.datasets.files import DataError
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-_READ = (
-    "JPEG", "MPO", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "JPEG2000",
-)  # fmt: skip
 _BITS_PER_SAMPLE = 258  # tag of TIFF
 _INTEGER_IS_16_BITS = ("PNG", "PPM")  # formats whose images of mode I have 16 bits
 
@@ -80,7 +78,7 @@ def _bits(image: Image.Image) -> int:
 def _formats() -> tuple[str, ...]:
     """Formats that Pillow reads by itself; of others, as PostScript, it starts a program."""
     Image.init()
-    return tuple(name for name in _READ if name in Image.OPEN)
+    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
 
 
 def _fitted(image: Image.Image, width: int, height: int) -> Image.Image:

@@ -200,7 +200,7 @@ def _map(path: Path, token_bytes: int, spec: DatasetSpec) -> np.ndarray:
                 f"{spec.sequence_length + 1}, its last label included; write more tokens"
             )
         tokens = np.asarray(np.memmap(path, f"<u{token_bytes}", "r"))
-        problem = _not_tokens(path, tokens)
+        problem = _not_tokens(path, tokens, spec.num_classes)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); give a folder that holds "
@@ -219,11 +219,17 @@ def check(root: Path, spec: DatasetSpec, split: str) -> None:
     """
     tokens = read(root, spec, split).tokens
     shared = bool(spec.source) and not _has_split(root, "val")
-    check_vocabulary(tokens, spec, root / own_files(root, "train" if shared else split)[0])
+    path = root / own_files(root, "train" if shared else split)[0]
+    kind = f"little-endian uint{8 * tokens.dtype.itemsize}"
+    check_vocabulary(tokens, spec, path, read_as=kind)
 
 
-def check_vocabulary(tokens: np.ndarray, spec: DatasetSpec, path: Path, before: int = 0) -> None:
+def check_vocabulary(
+    tokens: np.ndarray, spec: DatasetSpec, path: Path, before: int = 0, read_as: str = ""
+) -> None:
     """Refuses a token outside the vocabulary; ``before`` these tokens lie so many others.
+
+    ``read_as`` is the kind of a file's numbers, where the file does not tell it.
 
     Raises:
         DataError: there is one.
@@ -232,10 +238,12 @@ def check_vocabulary(tokens: np.ndarray, spec: DatasetSpec, path: Path, before: 
         some = np.asarray(tokens[first : first + _CHECKED_AT_ONCE])
         wrong = np.flatnonzero((some < 0) | (some >= spec.num_classes))
         if len(wrong):
+            larger = "correct the" if spec.source else "take a dataset with a larger"
+            kind = f", or write the numbers as {read_as}, if they are not" if read_as else ""
             raise DataError(
                 f"{path} has token {some[wrong[0]]} at place {before + first + wrong[0]}, but the "
                 f"vocabulary of {spec.label} has {spec.num_classes} tokens; write tokens from 0 to "
-                f"{spec.num_classes - 1}, or take a dataset with a larger vocabulary"
+                f"{spec.num_classes - 1}, or {larger} vocabulary{kind}"
             )
 
 
@@ -253,9 +261,10 @@ _BEGINNINGS = {
 }
 _SAMPLE = 1 << 20  # tokens that are looked at for their width
 _FEWEST = 64
+_MANY, _NEARLY_ALL = 0.1, 0.999  # shares of tokens
 
 
-def _not_tokens(path: Path, tokens: np.ndarray) -> str | None:
+def _not_tokens(path: Path, tokens: np.ndarray, vocabulary: int) -> str | None:
     """What a file holds that is no token numbers of the width of ``tokens``; None if it does."""
     if (problem := _of_another_kind(path)) is not None:
         return problem
@@ -264,7 +273,7 @@ def _not_tokens(path: Path, tokens: np.ndarray) -> str | None:
         return None
     if not sample.any() and not tokens.any():
         return "holds nothing but zeros, as a file that was not copied whole"
-    return _wider(path, sample) or _narrower(sample)
+    return _wider(path, sample) or _narrower(sample, vocabulary)
 
 
 def _of_another_kind(path: Path) -> str | None:
@@ -306,13 +315,29 @@ def _wider(path: Path, sample: np.ndarray) -> str | None:
     return f"holds numbers of {bytes_each} bytes{order}, not of {width}; {cure}"
 
 
-def _narrower(sample: np.ndarray) -> str | None:
-    """Which bytes these numbers are pairs of; None if of none."""
+def _narrower(sample: np.ndarray, vocabulary: int) -> str | None:
+    """Which narrower numbers these are pairs of, or of which order; None if nothing tells it.
+
+    A few tokens outside the vocabulary tell nothing: the vocabulary may be wrong, or they.
+    """
     octets = np.ascontiguousarray(sample).view(np.uint8)
     printable = ((octets >= 32) & (octets < 127)) | np.isin(octets, (9, 10, 13))
     if printable.mean() > 0.97:
         return "holds text, not token numbers; tokenise it first"
-    # Tokens over 255 have low bytes of any value.
-    if sample.dtype.itemsize == 2 and octets.max() < 128 and len(np.unique(octets[1::2])) > 1:
-        return "holds numbers of 1 byte, not of 2; write them as uint16"
+    width = sample.dtype.itemsize
+    many_outside = np.mean(sample >= vocabulary) > _MANY
+    if many_outside and np.mean(sample.byteswap() < vocabulary) > _NEARLY_ALL:
+        return "seems to hold numbers in big-endian order; write them in little-endian order"
+    parts = np.ascontiguousarray(sample).view(f"<u{width // 2}")
+    # Tokens over 255 have low bytes of any value, and all bytes fit a larger vocabulary.
+    tells = many_outside if width == 4 or vocabulary <= 256 else octets.max() < 128
+    if tells and np.mean(parts < vocabulary) > _NEARLY_ALL and _are_alike(parts[::2], parts[1::2]):
+        kind = "1 byte" if width == 2 else f"{width // 2} bytes"
+        return f"seems to hold numbers of {kind}, not of {width}; write them as uint{8 * width}"
     return None
+
+
+def _are_alike(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether numbers may be of one kind: halves of one number are not, as the upper is smaller."""
+    apart = abs(float(first.mean()) - float(second.mean()))
+    return apart < 0.25 * min(float(first.std()), float(second.std()))

@@ -33,6 +33,7 @@ from ddlbench.datasets.files import (
     Split,
     TokenSplit,
     available_cpus,
+    crc_of_pieces,
     in_parallel,
     reading,
     record_of,
@@ -41,8 +42,10 @@ from ddlbench.datasets.files import (
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.experiment.dataset_spec import DataRequest
 
-_SIZES = 4096  # image files of a split whose sizes enter the digest
+_SAMPLED_IMAGES = 4096  # files of a split whose sizes and ends enter the digest, at least
+_IMAGE_END_BYTES = 4096
 _ENDS_BYTES = 1 << 20  # at either end of a large file, whose contents enter the digest
+_PIECES = 64  # of a large file between its ends
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class UserData:
         folder: its absolute path; a file's folder.
         parts: its files, or its class folders, as paths from ``folder``.
         digest: 64 hex digits: of the contents of idx, cifar and token files; of image folders, of
-            all names and some thousand sizes (reading 150 GB would take longer than many a run);
-            of tables and archives, of names, sizes, beginnings and ends.
+            all names, and the size, beginning and end of some thousand files (reading 150 GB would
+            take longer than many a run); of tables and archives, of names, sizes, labels,
+            beginnings, ends and pieces between them.
         samples: in each split.
         classes: labels that occur in training, or could; of tokens 0.
         images: of a part that is a class folder, the paths of its images from that folder.
@@ -178,7 +182,7 @@ def _of_class_folders(
             part = os.path.relpath(data.folder / key, folder)
             images.setdefault(part, []).append(os.fsdecode(name))
         facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
-        facts[f"sizes of {split}"] = _sizes_digest(data)
+        facts[f"images of {split}"] = _images_digest(data)
         left_out += data.left_out
         not_classes.update(dict.fromkeys(data.not_classes))
     train = splits["train"]
@@ -200,12 +204,16 @@ def _of_class_folders(
     )
 
 
-def _sizes_digest(data: FileSplit) -> int:
-    """CRC-32 of the sizes of evenly spaced files: larger copies of images have the same names."""
-    kept = range(0, len(data), max(1, len(data) // _SIZES))
+def _images_digest(data: FileSplit) -> int:
+    """CRC-32 of sizes, beginnings and ends of evenly spaced files.
+
+    Other images may have the same names and even sizes. Times do not count: copies have others.
+    """
+    kept = range(0, len(data), max(1, len(data) // _SAMPLED_IMAGES))
+    jobs = [partial(crc_of_pieces, data.path(k), _IMAGE_END_BYTES) for k in kept]
     with reading():
-        sizes = [data.path(sample_id).stat().st_size for sample_id in kept]
-    return zlib.crc32(np.array(sizes, "<u8").tobytes())
+        crcs = list(in_parallel(jobs, available_cpus()))
+    return zlib.crc32(np.array(crcs, "<u4").tobytes())
 
 
 def _split(request: DataRequest, root: Path, split: str) -> Split:
@@ -235,15 +243,11 @@ def _check_labels(request: DataRequest, root: Path, split: str, labels: np.ndarr
 
 
 def _record(path: Path, whole: bool) -> Record:
-    """Size and checksum of a file; where not ``whole``, of its beginning and end."""
+    """Size and checksum of a file; where not ``whole``, of its ends and some pieces."""
     if whole:
         return record_of(path, contents=True)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        crc = zlib.crc32(file.read(_ENDS_BYTES), size & 0xFFFFFFFF)
-        file.seek(max(0, size - _ENDS_BYTES))
-        crc = zlib.crc32(file.read(_ENDS_BYTES), crc)
-    return {"files": 0, "size_bytes": size, "crc32": crc}
+    crc = crc_of_pieces(path, _ENDS_BYTES, _PIECES)
+    return {"files": 0, "size_bytes": path.stat().st_size, "crc32": crc}
 
 
 def _size_bytes(part: Path, images: Sequence[str] | None) -> int:

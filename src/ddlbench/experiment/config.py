@@ -30,7 +30,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form, InFile, Name, Positive, typed_open
 from ddlbench.common.schema import check, nearest, read_checked, read_yaml
 from ddlbench.experiment.cell import Condition, Matrix, OptionValue, Settings, WrittenCell, axes
-from ddlbench.experiment.dataset_spec import OwnDatasets, declare, declaring_file
+from ddlbench.experiment.dataset_spec import OwnDatasets, declare, declaring_file, refuse_classes
 from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, project_root
 from ddlbench.experiment.site import load_site, site_file
 
@@ -158,6 +158,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
         ConfigError: a key is unknown or missing, its value is not allowed, one group has both
             batch keys, or the name is that of another folder.
     """
+    refuse_classes(config.get("data"), where)
     keys = read_checked(ExperimentKeys, at_scale(config, where), where)
     paper = Paper.from_dict(config["paper"]) if "paper" in config else None
     experiment = Experiment(**vars(keys), where=where, paper=paper)

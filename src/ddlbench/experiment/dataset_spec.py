@@ -17,8 +17,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
@@ -159,6 +160,12 @@ def _of_package(name: str, target: str) -> DatasetSpec:
     return spec
 
 
+_NO_CLASSES = (
+    "Dataset and IterableDataset classes cannot be used; save their samples as class folders of "
+    "images, Parquet files, tar shards or a file of tokens, and declare these "
+    "(docs/networks.md, Your own data)"
+)
+
 # From the smallest image to the largest, as in figures. Table I of Jansen et al. 2020 gives the sum
 # of train and test, but of ImageNet 1,280,000, about the 1,281,167 of train alone. The split is
 # that of its generator.
@@ -197,6 +204,7 @@ DATASETS: Registry[DatasetSpec] = Registry(
         )
     },
     _of_package,
+    _NO_CLASSES,
 )  # fmt: skip
 
 _READ_ONLY = ("huggingface", "webdataset")
@@ -377,6 +385,26 @@ def _by_name() -> Mapping[str, Any]:
 
 OwnDatasets = Annotated[Mapping[str, OwnDataset], InFile(_by_name)]
 """The key ``data`` of a file."""
+
+
+def refuse_classes(data: object, where: str) -> None:
+    """Refuse classes of datasets in the key ``data`` of a file, before its form is checked.
+
+    Raises:
+        ConfigError: an entry is, or has as value of an unknown key, a ``module:attribute``.
+    """
+    for name, entry in data.items() if isinstance(data, Mapping) else ():
+        inner = entry if isinstance(entry, Mapping) else {"": entry}
+        for key, value in inner.items():
+            if key not in _OWN_KEYS and isinstance(value, str) and _TARGET.fullmatch(value):
+                place = ".".join(str(part) for part in (name, key) if part)
+                raise ConfigError(
+                    f"{where}: data.{place}: {shown(value)} is no data that is read; {_NO_CLASSES}"
+                )
+
+
+_OWN_KEYS = frozenset(part.name for part in fields(OwnDataset))
+_TARGET = re.compile(r"[\w.]+:\w+")
 
 
 def declare(data: Mapping[str, OwnDataset], where: str, *, replace: bool = True) -> None:

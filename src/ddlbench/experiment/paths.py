@@ -215,14 +215,22 @@ def _filled(template: str, where: str, remedy: str) -> Path:
     return path
 
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
 def data_path(template: str, where: str) -> Path:
     """A path of the user's own data, with variables and ``~`` expanded.
 
     One that is not absolute begins in the current folder, which is the project's.
 
     Raises:
-        ConfigError: a variable is not set here.
+        ConfigError: a variable is not set here, or it is an address.
     """
+    if _ADDRESS.match(template):
+        raise ConfigError(
+            f"{where}: {shown(template)} is an address, and nothing is downloaded; download the "
+            "data yourself, and write the path of its folder"
+        )
     return _filled(template, where, "set it, or write the path").resolve()
 
 

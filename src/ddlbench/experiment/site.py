@@ -33,6 +33,7 @@ from ddlbench.experiment.dataset_spec import (
     OwnDataset,
     OwnDatasets,
     declare,
+    refuse_classes,
 )
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
 from ddlbench.experiment.paths import project_root
@@ -475,6 +476,7 @@ def parse_site(
     unfilled = [] if as_example else _unfilled(values)
     if unfilled:
         raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
+    refuse_classes(values.get("data"), str(path))
     check(values, site_schema(), where=str(path))
     where, keys = str(path), dict(values)
     keys["data"] = {

@@ -49,6 +49,7 @@ from ddlbench.planning.tried_networks import compared_before
 _SAMPLES = 2  # batch normalisation needs more than one
 _BUILT_BYTES = 2**28  # of the weights of a network that a login node builds
 
+_USUAL_SIDE = DATASETS["imagenet"].width
 _OF_SIZES = re.compile(r"\b(size|shape|shapes|dimension|spatial)\b", re.IGNORECASE)
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -474,7 +475,7 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
             except Exception as error:
                 raise BlockFails(
                     f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
-                    f"{_sentence(error)}{_if_small(spec, error)}"
+                    f"{_sentence(error)}{_if_of_other_size(spec, error)}"
                 ) from error
             until.append(counter.total)
             if not isinstance(passing, Tensor):
@@ -500,14 +501,18 @@ def _if_call(error: Exception) -> str:
     return ""
 
 
-def _if_small(spec: DatasetSpec, error: Exception) -> str:
-    """The end of an error's sentence where images may be too small for a network."""
+def _if_of_other_size(spec: DatasetSpec, error: Exception) -> str:
+    """The end of an error's sentence where images may not have the size for a network."""
     is_of_sizes = _OF_SIZES.search(str(error)) is not None
-    if spec.kind != "images" or max(spec.height, spec.width) > LARGEST_SMALL_SIDE:
+    if spec.kind != "images" or not is_of_sizes:
         return ""
-    if not is_of_sizes:
+    if spec.source and spec.native_format not in ("idx", "cifar"):  # their files have one size
+        is_usual = (spec.height, spec.width) == (_USUAL_SIDE, _USUAL_SIDE)
+        advice = f"a network for images of {_USUAL_SIDE} pixels needs size: {_USUAL_SIDE}"
+        return "" if is_usual else f"; {advice} at data.{spec.name}"
+    if max(spec.height, spec.width) > LARGEST_SMALL_SIDE:
         return ""
-    return "; a network for images of 224 pixels may need those of imagenet"
+    return f"; a network for images of {_USUAL_SIDE} pixels may need those of imagenet"
 
 
 def _sentence(error: Exception) -> str:

@@ -53,6 +53,7 @@ from ddlbench.planning.expected_time import (
     OwnParts,
     cells_root,
     finished_of,
+    train_samples,
 )
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import request_of
@@ -304,6 +305,7 @@ def estimate(
         data=own_parts.data,
         warnings=(
             *_warnings(rows, to_run, site),
+            *_left_over(to_run, own_parts),
             *finished.remarks(),
             *faulty_inputs(to_run, site, results_root),
             *own_parts.remarks,
@@ -388,6 +390,26 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
                 "slurm.exclusive holds whole nodes; the device-hours count all of their devices"
             )
     yield from _unchecked_fabrics(to_run, site)
+
+
+_MANY_LEFT_OVER = 0.05  # of an epoch's samples
+
+
+def _left_over(cells: Iterable[Cell], own_parts: OwnParts) -> Iterator[str]:
+    """A sentence if many samples of an epoch fill no batch, of the cell that leaves most."""
+    shares: dict[tuple[str, int, int, int], float] = {}
+    for cell in cells:
+        samples = train_samples(cell, own_parts)
+        steps, left = divmod(samples, cell.batch_size)
+        is_cut = cell.max_steps is not None and cell.max_steps < steps
+        if steps and left > _MANY_LEFT_OVER * samples and not is_cut:
+            shares[cell.dataset, samples, cell.batch_size, left] = left / samples
+    if shares:
+        dataset, samples, batch, left = max(shares, key=shares.__getitem__)
+        yield (
+            f"{left:,} of {samples:,} samples of {dataset} are left over in each epoch, as they "
+            f"fill no whole batch of {batch:,}; each epoch leaves others"
+        )
 
 
 def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:

@@ -187,12 +187,7 @@ class ExpectedTime:
             return None
 
     def _steps(self, cell: Cell) -> int:
-        known = self._own_parts.images if cell.data_source == "real" else {}
-        images = known.get(
-            (cell.dataset, cell.data_scale),
-            DATASETS[cell.dataset].num_images("train", cell.data_scale),
-        )
-        steps = images // cell.batch_size
+        steps = train_samples(cell, self._own_parts) // cell.batch_size
         if cell.max_steps is not None:
             steps = min(steps, cell.max_steps)
         return cell.warmup_steps + cell.epochs * steps
@@ -207,6 +202,13 @@ class ExpectedTime:
             ("strategy", (*work, cell.strategy)),
             ("network", work),
         )
+
+
+def train_samples(cell: Cell, own_parts: OwnParts) -> int:
+    """Training samples of an epoch, if no limit of steps cuts it."""
+    known = own_parts.images if cell.data_source == "real" else {}
+    generated = DATASETS[cell.dataset].num_images("train", cell.data_scale)
+    return known.get((cell.dataset, cell.data_scale), generated)
 
 
 def _training(cell: Cell) -> tuple[str, str, str]:

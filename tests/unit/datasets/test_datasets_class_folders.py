@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from cases.own_folders import class_folders, picture
+from PIL import Image
 
-from ddlbench.datasets.class_folders import EXTENSIONS, read
-from ddlbench.datasets.files import DataError, FileSplit
+from ddlbench.datasets.class_folders import EXTENSIONS, IMAGE_FORMATS, read
+from ddlbench.datasets.files import DataError, FileSplit, crc_of_pieces
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import stage
 from ddlbench.datasets.user_data import inspect_user_data
@@ -43,7 +45,21 @@ def test_order_and_labels_are_torchvisions(tmp_path):
     ours = read(root, SPEC, "train")
     assert [str(ours.path(k)) for k in range(len(ours))] == [path for path, _ in theirs.samples]
     assert ours.labels.tolist() == theirs.targets
-    assert torchvision_datasets.folder.IMG_EXTENSIONS == EXTENSIONS
+    assert set(torchvision_datasets.folder.IMG_EXTENSIONS) <= set(EXTENSIONS)
+
+
+@pytest.mark.parametrize("kind", [k for k, endings in IMAGE_FORMATS.items() if endings])
+def test_each_format_that_is_decoded_is_found_by_its_endings(kind, tmp_path):
+    Image.init()
+    if kind not in Image.SAVE:
+        pytest.skip(f"this Pillow does not write {kind}")
+    for label, name in enumerate(("ant", "bee")):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number, end in enumerate(IMAGE_FORMATS[kind]):
+            picture(label, number).save(tmp_path / "train" / name / f"{number}{end}", kind)
+    shutil.copytree(tmp_path / "train", tmp_path / "val")
+    assert open_split(tmp_path, request(tmp_path), "train")[0][0].shape == SPEC.shape
+    assert inspect_user_data(request(tmp_path)).samples["val"] == 2 * len(IMAGE_FORMATS[kind])
 
 
 @pytest.mark.parametrize(
@@ -141,6 +157,12 @@ def test_other_names_of_a_split_are_known(name, tmp_path):
         (lambda r: (r / "images.tar.gz").write_bytes(b"x"), r"run tar xf images.tar.gz"),
         (lambda r: picture(0, 0).save(r / "x.png"), r"images outside class folders; move those"),
         (lambda r: (r / "pictures").mkdir(), r"holds pictures; check"),
+        (lambda r: class_folders(r, splits=("animals", "plants")),
+         r"animals holds class folders within folders; to have animals and plants as classes, with "
+         r"all images below them, move them into .*train; to have ant, bee and cat as classes"),
+        (lambda r: class_folders(r, splits=("photos",)), r"missing; give .*photos, which holds"),
+        (lambda r: (r / "train.csv").write_text("x"),
+         r"holds train.csv, and .csv is not read; write Parquet files"),
         (lambda r: class_folders(r, splits=("train",)), r"val is missing: .* holds train"),
         (lambda r: [(r / s).mkdir() or (r / s / "n01.tar").touch() for s in ("train", "val")],
          r"train holds no images in class folders; .*tar xf n01.tar"),
@@ -172,9 +194,28 @@ def test_a_copy_holds_the_images_alone_and_has_the_same_digest(tmp_path):
         assert (ours[sample_id][0] == theirs[sample_id][0]).all()
 
 
-def test_larger_images_of_the_same_names_are_other_data(tmp_path):
-    small, large = class_folders(tmp_path / "small"), class_folders(tmp_path / "large")
-    assert inspect_user_data(request(small)).digest == inspect_user_data(request(large)).digest
-    for file in large.rglob("*.png"):
-        picture(0, 0, (50, 40)).save(file)
-    assert inspect_user_data(request(small)).digest != inspect_user_data(request(large)).digest
+@pytest.mark.parametrize("change", ["larger", "same size", "copied"])
+def test_other_images_of_the_same_names_are_other_data(change, tmp_path):
+    root = class_folders(tmp_path / "own")
+    before = inspect_user_data(request(root)).digest
+    for number, file in enumerate(root.rglob("*.png")):
+        if change == "larger":
+            picture(0, 0, (50, 40)).save(file)
+        elif change == "same size" and number == 5:
+            bytes_before = file.read_bytes()
+            file.write_bytes(bytes_before[:-20] + bytes(4) + bytes_before[-16:])
+        os.utime(file, (1, 1))
+    assert (inspect_user_data(request(root)).digest == before) == (change == "copied")
+
+
+@pytest.mark.parametrize("place", [0, 150_000, 4 << 20, -1])
+def test_a_large_file_is_read_in_pieces(place, tmp_path):
+    file = tmp_path / "large.tar"
+    content = bytearray(9 << 20)
+    file.write_bytes(content)
+    before = crc_of_pieces(file, 1 << 20, pieces=64)
+    first = place % len(content)
+    changed = min(len(content) // 60, len(content) - first)  # pieces are nearer to each other
+    content[first : first + changed] = b"x" * changed
+    file.write_bytes(content)
+    assert crc_of_pieces(file, 1 << 20, pieces=64) != before

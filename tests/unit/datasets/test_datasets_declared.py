@@ -20,6 +20,7 @@ from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
+from ddlbench.experiment.site import parse_site
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +190,11 @@ def test_a_process_that_is_started_knows_the_dataset(tmp_path):
         ({"folder": "p"}, "size is missing; write the height and width"),
         ({"folder": "p", "size": 0}, "own.size"),
         ({"folder": "p", "sice": 9}, "sice"),
+        (
+            {"folder": "p", "size": 8, "samples": [100, 10]},
+            r"p has 12 training and 12 validation samples, not 100 and 10; write .*: \[12, 12\]",
+        ),
+        ({"folder": "hf://datasets/mnist", "size": 8}, "is an address, and nothing is downloaded"),
         ({"folder": "p", "size": 8, "classes": 2}, "has 3 class folders, but own has 2 classes"),
         ({"folder": "p", "size": 8, "vocabulary": 9}, "vocabulary belongs to tokens"),
         ({"tokens": "p", "vocabulary": 9}, "sequence is missing"),
@@ -201,6 +207,16 @@ def test_a_wrong_entry_is_a_sentence(entry, message, tmp_path):
         spec_of(**entry)
     assert "data" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("entry", [{"dataset": "mydata:MyDS"}, "mydata:MyDS", {"class": "a.b:C"}])
+def test_classes_of_datasets_are_refused_with_what_to_do_instead(entry):
+    with pytest.raises(ConfigError, match=r"here.yaml: data.own.*classes cannot be used; save"):
+        declare({"own": entry})
+    with pytest.raises(ConfigError, match=r"e.site.yaml: data.own.*classes cannot be used; save"):
+        parse_site({"data": {"own": entry}}, Path("e.site.yaml"))
+    with pytest.raises(ConfigError, match=r"unknown dataset 'my:Set'; .*classes cannot be used"):
+        DATASETS.check("my:Set")
 
 
 @pytest.mark.parametrize("name", ["mnist", "a/b", "", "x" * 60])

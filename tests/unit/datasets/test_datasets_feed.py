@@ -1,5 +1,8 @@
 """Every consumer sees its part of the same global batches, however they are read."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -168,3 +171,11 @@ def test_batches_reach_a_gpu(staged, loader_workers):
         torch.testing.assert_close(there.inputs.cpu(), here.inputs)
     for feed in feeds:
         feed.close()
+
+
+def test_the_page_on_networks_says_how_images_are_normalised() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "networks.md").read_text("utf-8")
+    (divisor, centre, width) = re.findall(r"\(x / (\d+) - ([\d.]+)\) / ([\d.]+)", page)[0]
+    x = torch.arange(256, dtype=torch.uint8)
+    expected = (x.double() / float(divisor) - float(centre)) / float(width)
+    assert torch.allclose(normalise(x).double(), expected, atol=1e-6)

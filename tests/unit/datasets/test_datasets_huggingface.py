@@ -202,12 +202,16 @@ def test_row_groups_are_decoded_once_while_there_is_room(
         ("jpg", "struct"),
         ("scan", "binary"),
         ("picture", "path first"),
+        ("image", "of pandas"),
     ],
 )
 def test_a_column_of_bytes_needs_no_features(tmp_path: Path, name: str, kind: str) -> None:
     contents = [image(k) for k in range(12)]
     if kind == "struct":
         column = pa.array([{"bytes": c, "path": "gone.png"} for c in contents])
+    elif kind == "of pandas":
+        column = pa.array([{"bytes": c, "path": None} for c in contents])
+        assert column.type.field("path").type == pa.null()
     elif kind == "path first":
         column = pa.array([{"path": None, "bytes": c} for c in contents],
                           pa.struct([("path", pa.string()), ("bytes", pa.binary())]))  # fmt: skip
@@ -285,9 +289,10 @@ def test_names_of_classes_agree_and_end_where_labels_do(tmp_path: Path) -> None:
     [
         ([0, 1, None], "row 2 has no label"),
         ([0, -1, 2], "row 1 has label -1"),
-        ([0.0, 1.0, 2.0], "double"),
+        ([0.0, 1.5, 2.0], "double that are not whole"),
+        ([0.0, 1.0, float("nan")], "double that are not whole"),
+        ([0.0, 1.0, None], "row 2 has no label"),
         ([[0], [1], [2]], "list"),
-        ([True, False, True], "bool"),
         ([b"a", b"b", b"c"], "no labels"),
         (pa.array([0, 1, 1 << 63], pa.uint64()), "64 bits"),
         ([0, 1, 5000], "5001 classes"),
@@ -302,8 +307,23 @@ def test_labels_are_whole_numbers_or_text(tmp_path: Path, labels: Any, says: str
 
 
 @pytest.mark.parametrize(
+    "kind", [pa.bool_(), pa.float16(), pa.float32(), pa.float64(), pa.uint8()], ids=str
+)
+def test_numbers_that_are_whole_are_labels(tmp_path: Path, kind: Any) -> None:
+    numbers = np.array([k % 2 for k in range(20)])
+    columns = {
+        "image": [image(k) for k in range(20)],
+        "label": pa.array(numbers.astype(kind.to_pandas_dtype()), kind),
+    }
+    data = read(write_table(tmp_path / "photos" / "all.parquet", columns))
+    assert data.classes == ["0", "1"]
+    assert data.labels.tolist() == numbers[of_split(20, "train")].tolist()
+
+
+@pytest.mark.parametrize(
     ("columns", "says"),
     [
+        ({"image": [{"bytes": None, "path": None}] * 2, "label": [0, 1]}, "no encoded images"),
         ({"image": [[1, 2], [3, 4]], "label": [0, 1]}, "of pixels"),
         ({"image": ["a.png", "b.png"], "label": [0, 1]}, "cast_column"),
         ({"image": [1, 2], "label": [0, 1]}, "no encoded images"),

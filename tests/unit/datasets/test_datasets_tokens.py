@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,46 @@ def test_tokens_of_another_width_are_refused(dtype, vocabulary, message, tmp_pat
     request = DataRequest("tokens-gpt2", source=str(tmp_path))
     with pytest.raises(DataError, match=message):
         open_split(tmp_path, request, "train")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocabulary", "message"),
+    [
+        ("<u1", 64, "seems to hold numbers of 1 byte, not of 2; write them as uint16"),
+        ("<u1", 256, "seems to hold numbers of 1 byte, not of 2"),
+        (">u2", 64, "holds numbers in big-endian order"),
+        (">u2", 1000, "seems to hold numbers in big-endian order"),
+        (">u2", 50_257, "seems to hold numbers in big-endian order"),
+        ("<u2", 100_000, "seems to hold numbers of 2 bytes, not of 4; write them as uint32"),
+        (">u4", 100_000, "holds numbers in big-endian order"),
+    ],
+)
+def test_numbers_of_another_kind_are_named_where_it_is_likely(dtype, vocabulary, message, tmp_path):
+    top = min(vocabulary, 65_536 if dtype == "<u2" else vocabulary)
+    path = tmp_path / "corpus.bin"
+    np.random.default_rng(0).integers(0, top, 4000).astype(dtype).tofile(path)
+    with pytest.raises(DataError, match=message):
+        tokens.check(path, own_tokens(vocabulary), "train")
+
+
+@pytest.mark.parametrize("vocabulary", [64, 100, 128, 256, 300, 50_257])
+@pytest.mark.parametrize("wrong", [1, 200, 3600])
+def test_tokens_outside_the_vocabulary_are_named_with_the_causes(vocabulary, wrong, tmp_path):
+    generator = np.random.default_rng(0)
+    numbers = generator.integers(0, vocabulary, 4000)
+    top = min(65_536, vocabulary * 3)
+    numbers[7 : 7 + wrong] = generator.integers(vocabulary, top, wrong)
+    numbers.astype("<u2").tofile(tmp_path / "corpus.bin")
+    with pytest.raises(DataError, match=rf"has token {numbers[7]} at place 7, .*correct the") as at:
+        tokens.check(tmp_path / "corpus.bin", own_tokens(vocabulary), "train")
+    assert "little-endian uint16, if they are not" in str(at.value)
+
+
+def own_tokens(vocabulary: int) -> DatasetSpec:
+    spec = DatasetSpec.of_tokens(
+        "own", "Own", vocabulary=vocabulary, sequence_length=16, num_train=1, num_val=1
+    )
+    return replace(spec, source="corpus.bin")
 
 
 @pytest.mark.parametrize("vocabulary", [2, 10, 256, 50_257])

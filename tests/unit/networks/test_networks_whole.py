@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import why_not_cut
 
 CIFAR10, IMAGENET, TOKENS = (DATASETS[name] for name in ("cifar10", "imagenet", "tokens"))
+PHOTOS = replace(CIFAR10, name="own", native_format="imagefolder", source="/data")
 LOGITS = torch.ones(2, 10)
 Outputs = namedtuple("Outputs", "logits aux")
 
@@ -133,6 +135,7 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
         ("torchvision:resnet18?weights=DEFAULT", IMAGENET, "weights would load the weights of oth"),
         ("torchvision:resnet18?a=1&b=2", IMAGENET, "write name=value, with commas between"),
         ("torchvision:alexnet", CIFAR10, "too small; a network for images of 224 pixels may need"),
+        ("torchvision:alexnet", PHOTOS, "of 224 pixels needs size: 224 at data.own"),
         ("torchvision:vit_h_14", CIFAR10, "cannot be built for cifar10, 3x32x32: Input shape indi"),
         (
             "torchvision:vit_b_16?num_layers=1000000000",

@@ -466,6 +466,23 @@ def test_own_data_has_its_own_number_of_steps(tmp_path: Path) -> None:
     assert cost.warnings == ("a remark",)
 
 
+@pytest.mark.parametrize(
+    ("samples", "max_steps", "left"),
+    [(54, None, 22), (64, None, 0), (54, 1, 22), (70, 1, 0), (20, None, 0), (3203, None, 0)],
+)
+def test_many_samples_that_fill_no_batch_are_told(samples, max_steps, left, tmp_path) -> None:
+    real = BASE.with_(epochs=1, data_source="real", max_steps=max_steps)
+    few = real.with_(batch_size=4)  # leaves two samples at most
+    parts = OwnParts(images={("mnist", 1): samples})
+    site = replace(LOCAL, real_data={"mnist": "/data/mnist"})
+    warnings = estimate(_rows(real, few, base=real), site, tmp_path, parts).warnings
+    notes = [warning for warning in warnings if "left over" in warning]
+    assert len(notes) == bool(left)
+    if left:
+        start = f"{left} of {samples} samples of mnist are left over in each epoch, as they fill no"
+        assert notes[0].startswith(f"{start} whole batch of 32")
+
+
 def test_a_profile_tells_the_steps_and_a_default_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
