@@ -103,6 +103,8 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.data_scale", 2, "settings.data_scale: 2 is too large; write at most 1"),
         ("settings.momentum", 1, "settings.momentum: 1 is too large; write less than 1"),
         ("settings.seed", -1, "-1 is too small; write at least 0 (Of weights, data and order)"),
+        ("settings.seed", 10**20 - 1, "settings.seed: 99999999999999999999 is too large; write at"),
+        ("settings.warmup_steps", 10**9, "1000000000 is too large; write at most 999999999 (Steps"),
         ("repeats", 0, "repeats: 0 is too small; write at least 1 (How often each cell"),
         # texts that are not allowed
         ("matrix.geometry", ["2*4"], "matrix.geometry: geometry '2*4' is not <nodes>x<devices pe"),
