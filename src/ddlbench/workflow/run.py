@@ -114,7 +114,7 @@ class Run:
         written = [self.tables / "any", self.figures / "any", self.page]
         check_results(site.name, [*written, *map(Path, self.results())])
         parts = try_own_parts(site, self.rows)
-        _remark(*parts.data, *parts.remarks)
+        _remark(*parts.data, *parts.remarks, *parts.unsupported_remarks())
         begin(site)
         finished = finished_of(self.cells, site.name)
         waiting = [self.cells[cell_id] for cell_id in finished.waiting(self.cells)]
