@@ -17,7 +17,8 @@ import click
 
 from ddlbench.commands.options import config_at, snakemake_command, with_matrix
 from ddlbench.common.document import json_text
-from ddlbench.common.screen import counted, examples
+from ddlbench.common.screen import counted, examples, paragraph
+from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.paths import (
     RESULTS,
     enter_project,
@@ -93,12 +94,17 @@ def status(
     elif state is None:
         lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
         lines += slow_lines(slow_of(rows, site), site)  # reads the results once more
+    if state is None:
+        real = [row.cell for row in rows if row.cell.data_source == "real"]
+        for remark in look(site, real, waiting=()).others_remark(site, real):
+            lines += paragraph(f"Warning: {remark}.", hanging="  ")
     click.echo(head + "\n".join(lines))
 
 
 _DISTURBED = "disturbed"
 _OTHER_DATA = "other-data"
 _OF_FILES = (Status.INVALID, Status.NEWER)
+_MOST_NAMES = 20
 _FORGOTTEN = (
     *(s.value for s in Status if s.is_result or s in _OF_FILES),
     _DISTURBED,
@@ -121,8 +127,8 @@ _FORGOTTEN = (
     help=f"Which results to delete: {', '.join(_FORGOTTEN)}. Disturbed are cells that something "
     "stopped while they trained; other-data means measured with other data than lies there now.",
 )
-@click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
-def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
+@click.option("--yes", is_flag=True, help="Delete them without a question.")
+def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str, yes: bool) -> None:
     """Delete results, so that the next run measures them again."""
     if state == _DISTURBED:  # they are ok, but not to be used
         records = records_of(experiment.name, site.name, rows, stale=False)
@@ -134,9 +140,16 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
         known = states(experiment.name, site.name, rows)
         chosen = [cell.cell_id for cell in known if cell.state == state]
     # A cell that the plan itself calls unsupported has none.
-    files = [result_file(site.name, cell_id) for cell_id in chosen]
-    files = [file for file in files if file.is_file()]
-    for file in files:
+    files = {cell_id: result_file(site.name, cell_id) for cell_id in chosen}
+    files = {cell_id: file for cell_id, file in files.items() if file.is_file()}
+    if files and not yes:
+        names = zip(rows, short_names([row.cell for row in rows]), strict=True)
+        lines = [f"{state}: {name}" for row, name in names if row.cell.id in files]
+        more = len(lines) - _MOST_NAMES
+        click.echo("\n".join([*lines[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])]))
+        question = "Delete these results, so that the cells are measured again?"
+        click.confirm(question, abort=True)
+    for file in files.values():
         file.unlink()
     click.echo(f"{len(files)} results deleted")
 
