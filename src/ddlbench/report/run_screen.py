@@ -187,6 +187,7 @@ class RunScreen:
         if base is not None and other_data(base, result):
             why = why or "its base read other data"
         speedup = "no ratio" if why else _speedup(rate, job, base)
+        why = why or result.diverged
         row = self._row(self._count(), job.name, two_digits(rate), speedup, *times)
         return [row, f"    {_short(why)}"] if why else [row]
 

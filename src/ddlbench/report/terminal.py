@@ -26,6 +26,7 @@ from ddlbench.common.screen import (
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import DIVERGED
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
@@ -141,7 +142,9 @@ def speedup_table(
         speed = _samples(base) if base else "no base"
         speed += "/s" if base and base["status"] == Status.OK else ""
         speed += " disturbed" if base and base["disturbed"] else ""
-        speedups = [_speedup(by_name[name]) if name in by_name else "" for name in names]
+        speed += _diverged(base) if base else ""
+        found = [by_name.get(name) for name in names]
+        speedups = [_speedup(row) + _diverged(row) if row else "" for row in found]
         cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
     return shown, cells
 
@@ -165,6 +168,11 @@ def _speedup(row: Mapping[Hashable, Any]) -> str:
     return f"{float(row['speedup']):.2f}"
 
 
+def _diverged(row: Mapping[Hashable, Any]) -> str:
+    """A mark where the loss of a run is no number."""
+    return " diverged" if DIVERGED in str(row["notes"]) else ""
+
+
 def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     """Samples a second, speed-up with its interval, memory."""
     speed = _samples(row)
@@ -176,6 +184,7 @@ def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     low, high = row["speedup_low"], row["speedup_high"]
     if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
         speedup += f" ({float(low):.2f}-{float(high):.2f})"
+    speedup += _diverged(row)
     peak = row["peak_memory_bytes"]
     return [speed, speedup, "unknown" if pd.isna(peak) else size_text(float(peak))]
 

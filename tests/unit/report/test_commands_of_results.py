@@ -13,8 +13,11 @@ import report_factory
 from click.testing import CliRunner
 
 from ddlbench import cli
-from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.paths import RESULTS, result_file, tables_dir
+from ddlbench.experiment.result import DIVERGED
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.tables import read_tables
+from ddlbench.report.terminal import speedup_table
 
 
 @pytest.fixture
@@ -57,6 +60,20 @@ def test_a_result_of_another_site_is_invalid(rows):
     assert "1 invalid" in text
     assert "is the result of site 'elsewhere', not of local" in text
     assert "Next: snakemake" in text
+
+
+def test_a_diverged_run_is_marked(rows):
+    note = f"{DIVERGED}: the loss is no number from step 3 of 8 on"
+    for row in rows:
+        report_factory.write(RESULTS, row.cell, report_factory.result(row.cell, notes=[note]))
+    text = " ".join(output_of("status").split())
+    assert "2 ok" in text
+    assert f"diverged mnist vgg11 sequential 1x1, mnist vgg11 ddp 1x2: {note}" in text
+    lines = output_of("report").splitlines()
+    assert ["diverged" in line for line in lines[2:4]] == [True, True]
+    _, rows_of_network = speedup_table(read_tables(tables_dir("local", "demo")).summary.to_dict(
+        "records"), [])  # fmt: skip
+    assert all(text.endswith(" diverged") for text in rows_of_network[0][-2:])
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -80,6 +80,16 @@ def test_a_cell_that_does_not_train_as_one_device_has_no_ratio(rows):
     assert why.strip().startswith("does not train as one device does: loss 2.31 at step 2")
 
 
+def test_a_diverged_cell_says_so_beside_its_speed_up(rows):
+    run, _ = screen(cell=2)
+    note = "training diverged: the loss is no number from step 3 of 8 on"
+    write(Path("results"), rows[0].cell, result(rows[0].cell, notes=[note]))
+    run.started(job(7, rows, 0), 100.0)
+    line, why = run.finished(7, 110.0)
+    assert " base " in line
+    assert why.strip() == note
+
+
 def test_links_are_left_for_as_long_as_is_planned(rows):
     run_screen.follow("demo", SITE_NAME, rows, links_s=[150.0])
     run, _ = screen(cell=2, links_of_fabric=1)
