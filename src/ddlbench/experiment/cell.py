@@ -168,7 +168,7 @@ class Cell(Form):
                     f"strategy {self.strategy} cannot have an option {shown(name)}: use letters, "
                     "digits and _ only, and no name that a cell's own field has"
                 )
-        options = sorted((name, _read_option(_encode(value))) for name, value in self.options)
+        options = sorted((name, _read_option(setting_text(value))) for name, value in self.options)
         object.__setattr__(self, "options", tuple(options))
         if len(self.variant) > _LONGEST_FOLDER_NAME:
             raise ConfigError(
@@ -189,11 +189,11 @@ class Cell(Form):
     def variant_pairs(self) -> tuple[tuple[str, str], ...]:
         """Non-default fields, then options, as (name, value) texts."""
         pairs = [
-            (name, _encode(getattr(self, name)))
+            (name, setting_text(getattr(self, name)))
             for name, default in _VARIED_DEFAULTS
             if getattr(self, name) != default
         ]
-        return (*pairs, *((name, _encode(value)) for name, value in self.options))
+        return (*pairs, *((name, setting_text(value)) for name, value in self.options))
 
     @cached_property
     def variant(self) -> str:
@@ -300,7 +300,8 @@ _VARIED_DEFAULTS = [(field.name, field.default) for field in fields(Cell) if fie
 _FLOATS = tuple(name for name, kinds in _FIELDS.items() if kinds == (float,))
 
 
-def _encode(value: OptionValue | None) -> str:
+def setting_text(value: OptionValue | None) -> str:
+    """A value as a cell's path has it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -317,7 +318,7 @@ def _encode(value: OptionValue | None) -> str:
 
 
 def _number(text: str) -> int | float | None:
-    """The finite number that :func:`_encode` writes as ``text``, if there is one."""
+    """The finite number that :func:`setting_text` writes as ``text``, if there is one."""
     if len(text) > _MOST_DIGITS:  # Python refuses to read numbers of thousands of digits
         return None
     for read in (int, float):
@@ -325,7 +326,7 @@ def _number(text: str) -> int | float | None:
             value = read(text)
         except ValueError:
             continue
-        if math.isfinite(value) and _encode(value) == text:
+        if math.isfinite(value) and setting_text(value) == text:
             return value
     return None
 
