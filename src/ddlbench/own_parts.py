@@ -32,7 +32,7 @@ from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import OwnParts, finished_of
-from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.matrix import MatrixRow, more_images_or_fewer
 from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.planner import make_plan, request_of
 from ddlbench.planning.strategy import strategy_of
@@ -240,7 +240,7 @@ def _check_counts(
             source = request_of(cell, site).source
             raise ConfigError(
                 f"{cell.dataset}: {count} training samples of {source} are read, fewer than one "
-                f"mini-batch of {cell.batch_size}; raise data_scale or lower batch_size"
+                f"mini-batch of {cell.batch_size}; {more_images_or_fewer(cell)}"
             )
 
 
@@ -280,10 +280,10 @@ def _unsupported(
 
 def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     """Why a cell cannot train such a network; None also where its plan needs a profile first."""
-    if (why := why_not_cut(traits, cell)) is not None:
-        return why
     # A trial has told how many blocks there are.
-    if (why := strategy_of(cell.strategy, site.accelerator).supports(cell)) is not None:
+    strategy = strategy_of(cell.strategy, site.accelerator)
+    why = why_not_cut(traits, cell) or strategy.supports(cell)
+    if why is not None:
         return why
     try:
         plan = make_plan(cell, site.name, site.accelerator)
