@@ -21,6 +21,7 @@ from ddlbench.common.screen import counted, examples, paragraph
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.paths import (
     RESULTS,
+    advice_file,
     enter_project,
     figures_dir,
     html_report_file,
@@ -36,6 +37,7 @@ from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
 from ddlbench.report.measurements import records_of
 from ddlbench.report.result_tree import read_tree
 from ddlbench.report.slow_ranks import failed_nodes, slow_lines, slow_of
+from ddlbench.report.tables import are_of
 from ddlbench.report.terminal import advice_lines, summary_lines
 from ddlbench.report.tree_tables import TreeTables
 
@@ -92,7 +94,9 @@ def status(
         lines += slow_lines(failed_nodes(cell.reason or "" for cell in cells), site)
         lines.append(f"Next: {snakemake_command(experiment, site)}")
     elif state is None:
-        lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
+        tables = tables_dir(site.name, experiment.name)
+        shown = drawn.is_file() and are_of(tables, (row.cell.id for row in rows))
+        lines[0] += f": {drawn}" if shown else "; draw the figures: ddlbench report"
         lines += slow_lines(slow_of(rows, site), site)  # reads the results once more
     if state is None:
         real = [row.cell for row in rows if row.cell.data_source == "real"]
@@ -173,16 +177,22 @@ def report(
     """Make tables, figures and an HTML report of the results so far."""
     from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
         compare_sites,
+        make_advice,
         make_page,
         make_report,
     )
 
     tables = tables_dir(site.name, experiment.name)
-    if not (show or html) or not (tables / "summary.csv").is_file():
+    there = are_of(tables, (row.cell.id for row in rows))
+    if not (show or html) or not there:
+        if (show or html) and (tables / "summary.csv").is_file():
+            click.echo(f"The tables were of other cells than {experiment.where}: made anew.")
         make_report(experiment, site, rows)
     if html:
         click.echo(make_page(experiment, site, rows))
         return
+    if _is_older(advice_file(site.name, experiment.name), tables / "summary.csv"):
+        make_advice(experiment, site, rows)
     click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
     figures = figures_dir(site.name, experiment.name)
     # The figure that is read first; a matrix without a second strategy has no speed-up.
@@ -202,6 +212,11 @@ def report(
         config, _ = config_at(configfile, scale=given["scale"])
         figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
         click.echo(f"sites:   {figure}")
+
+
+def _is_older(path: Path, other: Path) -> bool:
+    """Whether a file is missing, or was written before another."""
+    return not path.is_file() or path.stat().st_mtime_ns < other.stat().st_mtime_ns
 
 
 def _formats() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -85,6 +86,39 @@ def test_report_prints_no_path_that_is_not_there(count: int, rows):
     assert len(paths) == 3
     assert [path for path in paths if not Path(path).is_file()] == []
     assert ("speedup.png" in paths[1]) == (count == 2)
+
+
+def test_tables_of_other_cells_are_made_anew(rows):
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    output_of("report")
+    shown, named = output_of("report", "--show"), output_of("status")
+    assert "made anew" not in shown
+    assert "speedup.png" in named
+    advice, summary = (
+        tables_dir("local", "demo") / name for name in ("advice.json", "summary.csv")
+    )
+    os.utime(advice, (1, 1))
+    output_of("report", "--show")
+    assert advice.stat().st_mtime > 1
+    assert "vgg11" in summary.read_text("utf-8")
+    rows[:] = [
+        dataclasses.replace(
+            row,
+            cell=row.cell.with_(network="resnet18"),
+            base_id=rows[0].cell.with_(network="resnet18").id,
+        )
+        for row in rows
+    ]
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    assert "draw the figures: ddlbench report" in output_of("status")
+    shown = output_of("report", "--show")
+    assert "of other cells than" in shown
+    assert "ResNet-18" in shown
+    assert "VGG-11" not in shown
+    assert "vgg11" not in summary.read_text("utf-8")
+    assert "speedup.png" in output_of("status")
 
 
 def test_the_page_links_logs_that_are_there_only(rows):
