@@ -222,9 +222,9 @@ class RunScreen:
 
     def waits(self) -> list[str]:
         """What a run says once that is told to end, and lets its running jobs end first."""
-        said, self._waits = self._waits, True
+        before, self._waits = self._waits, True
         by = _stopped_by or "a signal"
-        return [] if said else [f"stopped by {by}: jobs that run end first, no other is started"]
+        return [] if before else [f"stopped by {by}: jobs that run end first, no other is started"]
 
     def _count(self) -> str:
         total = str(max(self._planned["cell"], self._done["cell"]))

@@ -173,8 +173,8 @@ def speedup_table(
         speed += "/s" if base and base["status"] == Status.OK else ""
         speed += " disturbed" if base and base["disturbed"] else ""
         speed += _diverged(base) if base else ""
-        found = [by_name.get(name) for name in names]
-        speedups = [_speedup(row) + _diverged(row) if row else "" for row in found]
+        by_column = [by_name.get(name) for name in names]
+        speedups = [_speedup(row) + _diverged(row) if row else "" for row in by_column]
         cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
     return shown, cells
 

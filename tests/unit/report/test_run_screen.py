@@ -154,8 +154,8 @@ def test_a_cell_that_runs_beside_this_screen_names_its_reason_itself(rows):
 
 
 def test_jobs_that_a_signal_cuts_off_have_not_failed(rows, monkeypatch):
-    told = []
-    monkeypatch.setattr("signal.getsignal", lambda _: lambda *_: told.append("scheduler"))
+    calls = []
+    monkeypatch.setattr("signal.getsignal", lambda _: lambda *_: calls.append("scheduler"))
     handlers = {}
     monkeypatch.setattr("signal.signal", handlers.__setitem__)
     _tell_screen_of_sigterm()
@@ -164,7 +164,7 @@ def test_jobs_that_a_signal_cuts_off_have_not_failed(rows, monkeypatch):
     run.started(figure, 0.0)
     assert run_screen.ending().startswith("Not everything ran")
     handlers[signal.SIGTERM](signal.SIGTERM, None)
-    assert told == ["scheduler"]
+    assert calls == ["scheduler"]
     assert run.failed([{"jobid": 9, "log": ["steps.log"]}]) == []
     assert run.waits() == ["stopped by SIGTERM: jobs that run end first, no other is started"]
     assert run.waits() == []
