@@ -32,9 +32,10 @@ from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import OwnParts, finished_of
-from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.matrix import MatrixRow, more_images_or_fewer
 from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.planner import make_plan, request_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import has_stages, why_not_cut, why_not_trained
 from ddlbench.planning.tried_networks import TRIED, key_of, network_digest, tried_before
 
@@ -242,12 +243,14 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     # Of some networks they cannot be counted.
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
     operations = {pair: count for pair, count in counted.items() if count}
-    remarks.update(dict.fromkeys(_on_networks(tried, [c for c in cells if c.id in waiting], site)))
+    in_wait = [cell for cell in cells if cell.id in waiting]
+    remarks.update(dict.fromkeys(_on_networks(tried, in_wait)))
     folders = look(site, real, waiting)
     remarks.update(dict.fromkeys((*folders.remarks, *folders.others_remark(site, real))))
     images = folders.images(real)
     _check_counts(site, [cell for cell in real if cell.id in waiting], images)
-    return OwnParts(operations, images, tuple(remarks), folders.described())
+    unsupported = dict(_unsupported(tried, in_wait, site))
+    return OwnParts(operations, images, tuple(remarks), folders.described(), unsupported)
 
 
 def _check_counts(
@@ -260,14 +263,14 @@ def _check_counts(
             source = request_of(cell, site).source
             raise ConfigError(
                 f"{cell.dataset}: {count} training samples of {source} are read, fewer than one "
-                f"mini-batch of {cell.batch_size}; raise data_scale or lower batch_size"
+                f"mini-batch of {cell.batch_size}; {more_images_or_fewer(cell)}"
             )
 
 
 def _on_networks(
-    tried: Mapping[_Pair, Mapping[str, Any]], waiting: Sequence[Cell], site: Site
+    tried: Mapping[_Pair, Mapping[str, Any]], waiting: Sequence[Cell]
 ) -> Iterator[str]:
-    """What each network's traits forbid."""
+    """What of each network keeps a strategy from being fast."""
     for network, dataset in dict.fromkeys((cell.network, cell.dataset) for cell in waiting):
         answer = tried.get((network, dataset))
         if answer is None:
@@ -285,17 +288,25 @@ def _on_networks(
                 f"{network} on {dataset}: {named(traits.unused)} get no gradient, for which ddp "
                 "looks at each step; leave them out (auxiliary heads: aux_logits=false)"
             )
-        reasons = {cell.strategy: _why_not(cell, traits, site) for cell in of_pair}
-        yield from (
-            f"{network} with {strategy} will be unsupported: {reason}"
-            for strategy, reason in reasons.items()
-            if reason is not None
-        )
+
+
+def _unsupported(
+    tried: Mapping[_Pair, Mapping[str, Any]], waiting: Sequence[Cell], site: Site
+) -> Iterator[tuple[str, str]]:
+    """Ids of the cells that cannot train their network, and why."""
+    for cell in waiting:
+        answer = tried.get((cell.network, cell.dataset))
+        traits = None if answer is None else NetworkTraits.from_dict(answer["traits"])
+        if traits is not None and (why := _why_not(cell, traits, site)) is not None:
+            yield cell.id, why
 
 
 def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     """Why a cell cannot train such a network; None also where its plan needs a profile first."""
-    if (why := why_not_cut(traits, cell)) is not None:
+    # A trial has told how many blocks there are.
+    strategy = strategy_of(cell.strategy, site.accelerator)
+    why = why_not_cut(traits, cell) or strategy.supports(cell)
+    if why is not None:
         return why
     try:
         plan = make_plan(cell, site.name, site.accelerator)

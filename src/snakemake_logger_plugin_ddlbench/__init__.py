@@ -17,8 +17,11 @@ from snakemake.logging import DefaultFilter, DefaultFormatter
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from ddlbench.report import run_screen
 from ddlbench.report.run_screen import RunScreen
 
+_CTRL_C = "Terminating processes on user request"
+_SIGTERM = "Will exit after finishing currently running jobs"
 # What Snakemake says of itself between jobs.
 _CHATTER = (
     "Assuming unrestricted shared filesystem usage",
@@ -39,7 +42,7 @@ _CHATTER = (
     "SLURM run ID",
     "Shutting down, this might take some time",
     "Submitted ",
-    "Terminating processes on user request",
+    _CTRL_C,
     "Trying to restart job",
     "Using profile",
     "Using shell",
@@ -98,7 +101,9 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
             return
         for line in lines:
-            print(line, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
+            # Written at once: another thread may write between a line and its end.
+            stream = sys.stdout if self.common_settings.stdout else sys.stderr
+            print(f"{line}\n", end="", file=stream, flush=True)
 
     def _lines(self, record: logging.LogRecord) -> list[str]:
         screen, values = self._screen, vars(record)
@@ -121,9 +126,13 @@ class LogHandler(LogHandlerBase):
     def _plain(self, record: logging.LogRecord) -> list[str]:
         """A message without an event, as Snakemake writes it, unless it is chatter."""
         text = DefaultFormatter(self.common_settings.quiet).format(record)
+        if text.startswith(_CTRL_C):
+            run_screen.stop("Ctrl-C")
+        if text.startswith(_SIGTERM):
+            return self._screen.waits()
         # The event of the failed job follows, and says it in a sentence.
         chatter = text.startswith(_CHATTER) or "\nCalledProcessError in file" in text
         wanted = self.common_settings.verbose or not chatter
         if text.strip().endswith("At least one job did not complete successfully."):
-            text = "Not everything ran; ddlbench status says which cells and why."
+            text = run_screen.ending()
         return [text] if wanted and text.strip() and self._filter.filter(record) else []

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,13 @@ def plan(
     experiment: Any, site: Site, rows: list[MatrixRow], every_cell: bool, as_json: bool
 ) -> None:
     """Say what an experiment will cost before it runs."""
+    parts = try_own_parts(site, rows)
+    rows = [
+        replace(row, unsupported=parts.unsupported.get(row.cell.id, row.unsupported))
+        for row in rows
+    ]
     finished = finished_rows(rows, site)
-    cost = estimate(rows, site, RESULTS, try_own_parts(site, rows), finished)
+    cost = estimate(rows, site, RESULTS, parts, finished)
     if as_json:
         click.echo(json.dumps(cost.to_dict(), indent=1))
         return

@@ -17,9 +17,11 @@ import click
 
 from ddlbench.commands.options import config_at, snakemake_command, with_matrix
 from ddlbench.common.document import json_text
-from ddlbench.common.screen import counted, examples
+from ddlbench.common.screen import counted, examples, paragraph
+from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.paths import (
     RESULTS,
+    advice_file,
     enter_project,
     figures_dir,
     html_report_file,
@@ -35,6 +37,7 @@ from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
 from ddlbench.report.measurements import records_of
 from ddlbench.report.result_tree import read_tree
 from ddlbench.report.slow_ranks import failed_nodes, slow_lines, slow_of
+from ddlbench.report.tables import are_of
 from ddlbench.report.terminal import advice_lines, summary_lines
 from ddlbench.report.tree_tables import TreeTables
 
@@ -91,14 +94,21 @@ def status(
         lines += slow_lines(failed_nodes(cell.reason or "" for cell in cells), site)
         lines.append(f"Next: {snakemake_command(experiment, site)}")
     elif state is None:
-        lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
+        tables = tables_dir(site.name, experiment.name)
+        shown = drawn.is_file() and are_of(tables, (row.cell.id for row in rows))
+        lines[0] += f": {drawn}" if shown else "; draw the figures: ddlbench report"
         lines += slow_lines(slow_of(rows, site), site)  # reads the results once more
+    if state is None:
+        real = [row.cell for row in rows if row.cell.data_source == "real"]
+        for remark in look(site, real, waiting=()).others_remark(site, real):
+            lines += paragraph(f"Warning: {remark}.", hanging="  ")
     click.echo(head + "\n".join(lines))
 
 
 _DISTURBED = "disturbed"
 _OTHER_DATA, _OTHER_CODE = "other-data", "other-code"
 _OF_FILES = (Status.INVALID, Status.NEWER)
+_MOST_NAMES = 20
 _FORGOTTEN = (
     *(s.value for s in Status if s.is_result or s in _OF_FILES),
     _DISTURBED,
@@ -123,8 +133,8 @@ _FORGOTTEN = (
     "stopped while they trained; other-data and other-code mean measured with other data, or other "
     "code of the network, than is here now.",
 )
-@click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
-def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
+@click.option("--yes", is_flag=True, help="Delete them without a question.")
+def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str, yes: bool) -> None:
     """Delete results, so that the next run measures them again."""
     if state == _DISTURBED:  # they are ok, but not to be used
         records = records_of(experiment.name, site.name, rows, stale=False)
@@ -139,9 +149,16 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
         known = states(experiment.name, site.name, rows)
         chosen = [cell.cell_id for cell in known if cell.state == state]
     # A cell that the plan itself calls unsupported has none.
-    files = [result_file(site.name, cell_id) for cell_id in chosen]
-    files = [file for file in files if file.is_file()]
-    for file in files:
+    files = {cell_id: result_file(site.name, cell_id) for cell_id in chosen}
+    files = {cell_id: file for cell_id, file in files.items() if file.is_file()}
+    if files and not yes:
+        names = zip(rows, short_names([row.cell for row in rows]), strict=True)
+        lines = [f"{state}: {name}" for row, name in names if row.cell.id in files]
+        more = len(lines) - _MOST_NAMES
+        click.echo("\n".join([*lines[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])]))
+        question = "Delete these results, so that the cells are measured again?"
+        click.confirm(question, abort=True)
+    for file in files.values():
         file.unlink()
     click.echo(f"{len(files)} results deleted")
 
@@ -165,16 +182,22 @@ def report(
     """Make tables, figures and an HTML report of the results so far."""
     from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
         compare_sites,
+        make_advice,
         make_page,
         make_report,
     )
 
     tables = tables_dir(site.name, experiment.name)
-    if not (show or html) or not (tables / "summary.csv").is_file():
+    there = are_of(tables, (row.cell.id for row in rows))
+    if not (show or html) or not there:
+        if (show or html) and (tables / "summary.csv").is_file():
+            click.echo(f"The tables were of other cells than {experiment.where}: made anew.")
         make_report(experiment, site, rows)
     if html:
         click.echo(make_page(experiment, site, rows))
         return
+    if _is_older(advice_file(site.name, experiment.name), tables / "summary.csv"):
+        make_advice(experiment, site, rows)
     click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
     figures = figures_dir(site.name, experiment.name)
     # The figure that is read first; a matrix without a second strategy has no speed-up.
@@ -194,6 +217,11 @@ def report(
         config, _ = config_at(configfile, scale=given["scale"])
         figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
         click.echo(f"sites:   {figure}")
+
+
+def _is_older(path: Path, other: Path) -> bool:
+    """Whether a file is missing, or was written before another."""
+    return not path.is_file() or path.stat().st_mtime_ns < other.stat().st_mtime_ns
 
 
 def _formats() -> str:

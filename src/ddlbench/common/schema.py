@@ -155,7 +155,9 @@ def _sentence(error: ValidationError) -> str:
 def _unknown_key(error: ValidationError) -> str:
     known = list(_schema_of(error).get("properties", {}))
     key = next(key for key in _instance(error) if key not in known)
-    return f"{shown(key)} is not a key here; {nearest(key, known)}"
+    instead = _OTHER_WORDS.get(str(key).lower()) if "learning_rate" in known else None
+    remark = instead or nearest(key, known)
+    return f"{shown(key)} is not a key here; {remark}"
 
 
 def _missing_key(error: ValidationError) -> str:
@@ -283,6 +285,19 @@ def _yaml_number(number: float) -> str:
     return f"{mantissa}.0e{exponent}" if mark and "." not in mantissa else repr(number)
 
 
+_SGD = "training is always SGD with momentum; leave it out"
+_ACCUMULATE = "write it as an option of ddp, strategies: {ddp: {accumulate: 4}}"
+# Settings that other tools have, and what to say of them where ours stand.
+_OTHER_WORDS = {
+    "lr": "write learning_rate",
+    "optimizer": _SGD,
+    "optimiser": _SGD,
+    "weight_decay": "SGD has no weight decay here; leave it out",
+    "loss": "the loss is always cross-entropy; leave it out",
+    "gradient_accumulation": _ACCUMULATE,
+    "gradient_accumulation_steps": _ACCUMULATE,
+    "accumulate": _ACCUMULATE,
+}
 _LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # to a page of the documents
 _LONGEST_WORD = 60
 _MOST_NEAR = 3

@@ -43,6 +43,10 @@ _BETWEEN_PAIRS = re.compile(r"\+(?=[A-Za-z_][A-Za-z0-9_]*=)")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_FOLDER_NAME = 255
 _MOST_DIGITS = 60
+_MOST = 10**9 - 1  # nine digits, as in a geometry: times and sizes that come of it stay finite
+_MOST_SEED = 2**53 - 1  # torch takes 64 bits, to which a rank adds; every reader of JSON this many
+_Natural = Annotated[Natural, Le(_MOST)]
+_Count = Annotated[Count, Le(_MOST)]
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 
@@ -91,19 +95,19 @@ class Cell(Form):
     """A name in the registry, or package.module:callable of your own."""
     strategy: str
     """A name in the registry."""
-    batch_size: Count
+    batch_size: _Count
     """Samples of one optimiser step over all workers; the baseline takes as many on one device."""
-    nodes: Count = 1
+    nodes: _Count = 1
     """Nodes of the geometry."""
-    devices_per_node: Count = 1
+    devices_per_node: _Count = 1
     """Devices on each node."""
-    repeat: Natural = 0
+    repeat: _Natural = 0
     """Index of the repetition; repetitions are separate jobs."""
-    epochs: Count = 3
+    epochs: _Count = 3
     """Measured epochs."""
-    warmup_steps: Natural = 5
+    warmup_steps: _Natural = 5
     """Steps run before the first measured epoch and dropped."""
-    max_steps: Count | None = None
+    max_steps: _Count | None = None
     """At most so many steps an epoch; empty runs whole epochs."""
     data_scale: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the dataset's images that is made."""
@@ -111,13 +115,13 @@ class Cell(Form):
     """The dataset's own files, or memory-mapped raw shards."""
     data_source: Literal["synthetic", "real"] = "synthetic"
     """Generated data, or the copy that `real_data` names, here or in the site file."""
-    loader_workers: Natural = 0
+    loader_workers: _Natural = 0
     """Data-loading processes for each worker; 0 loads inside the worker."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Arithmetic of the network; `tf32` exists on GPUs only."""
     cudnn_benchmark: bool = True
     """Let cuDNN search for its fastest kernels."""
-    threads_per_device: Count = 1
+    threads_per_device: _Count = 1
     """CPU threads of one CPU device, the baseline included."""
     fabric: str = "default"
     """Link condition: `default` is the site's own network, a name in the site's `fabrics` is
@@ -126,9 +130,9 @@ class Cell(Form):
     """Of SGD."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """Of SGD."""
-    seed: Natural = 0
+    seed: Annotated[Natural, Le(_MOST_SEED)] = 0
     """Of weights, data and order."""
-    checkpoint_every_steps: Natural = 0
+    checkpoint_every_steps: _Natural = 0
     """Measured steps from one checkpoint to the next; a cell that was killed goes on from the last;
     0 writes none ([docs/failures.md](../docs/failures.md#checkpoints))."""
     deterministic: bool = False
@@ -141,7 +145,7 @@ class Cell(Form):
     """Have torch.compile make kernels of the network, before warm-up; the seconds that it takes are
     a figure of their own, and strategies that cannot are `unsupported`
     ([docs/measurement.md](../docs/measurement.md))."""
-    learning_rate_warmup_steps: Natural = 0
+    learning_rate_warmup_steps: _Natural = 0
     """First steps of a cell, unmeasured ones included, over which the learning rate rises linearly
     to its value; 0 starts with it; it changes no time."""
     options: Annotated[tuple[tuple[str, OptionValue], ...], _AsMapping()] = ()
@@ -164,7 +168,7 @@ class Cell(Form):
                     f"strategy {self.strategy} cannot have an option {shown(name)}: use letters, "
                     "digits and _ only, and no name that a cell's own field has"
                 )
-        options = sorted((name, _read_option(_encode(value))) for name, value in self.options)
+        options = sorted((name, _read_option(setting_text(value))) for name, value in self.options)
         object.__setattr__(self, "options", tuple(options))
         if len(self.variant) > _LONGEST_FOLDER_NAME:
             raise ConfigError(
@@ -185,11 +189,11 @@ class Cell(Form):
     def variant_pairs(self) -> tuple[tuple[str, str], ...]:
         """Non-default fields, then options, as (name, value) texts."""
         pairs = [
-            (name, _encode(getattr(self, name)))
+            (name, setting_text(getattr(self, name)))
             for name, default in _VARIED_DEFAULTS
             if getattr(self, name) != default
         ]
-        return (*pairs, *((name, _encode(value)) for name, value in self.options))
+        return (*pairs, *((name, setting_text(value)) for name, value in self.options))
 
     @cached_property
     def variant(self) -> str:
@@ -296,7 +300,8 @@ _VARIED_DEFAULTS = [(field.name, field.default) for field in fields(Cell) if fie
 _FLOATS = tuple(name for name, kinds in _FIELDS.items() if kinds == (float,))
 
 
-def _encode(value: OptionValue | None) -> str:
+def setting_text(value: OptionValue | None) -> str:
+    """A value as a cell's path has it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -313,7 +318,7 @@ def _encode(value: OptionValue | None) -> str:
 
 
 def _number(text: str) -> int | float | None:
-    """The finite number that :func:`_encode` writes as ``text``, if there is one."""
+    """The finite number that :func:`setting_text` writes as ``text``, if there is one."""
     if len(text) > _MOST_DIGITS:  # Python refuses to read numbers of thousands of digits
         return None
     for read in (int, float):
@@ -321,7 +326,7 @@ def _number(text: str) -> int | float | None:
             value = read(text)
         except ValueError:
             continue
-        if math.isfinite(value) and _encode(value) == text:
+        if math.isfinite(value) and setting_text(value) == text:
             return value
     return None
 

@@ -412,6 +412,10 @@ class NewerResult(InvalidResult):
     """A result that a newer ddlbench wrote: it is no fault, and nobody measures over it."""
 
 
+DIVERGED = "training diverged"
+"""How the note on a loss that is no number begins."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result(Form):
     """The content of result.json."""
@@ -480,6 +484,11 @@ class Result(Form):
     elapsed_s: Amount
     """Of the whole cell, process starts included."""
     provenance: Provenance
+
+    @property
+    def diverged(self) -> str:
+        """The note on a loss that is no number; empty if there is none."""
+        return next((note for note in self.notes if note.startswith(DIVERGED)), "")
 
     @property
     def own_data(self) -> str | None:

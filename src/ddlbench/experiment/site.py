@@ -371,15 +371,21 @@ class Site:
             devices_per_node=max(devices_per_node, self.devices_per_node),
         )
 
-    def supports(self, cell: Cell) -> str | None:
+    def why_too_small(self, cell: Cell) -> Reason | None:
+        """Why the site lacks the cell's geometry; None if it has it."""
         nodes, devices_per_node = self.held_geometry(cell)
-        if nodes > self.nodes or devices_per_node > self.devices_per_node:
-            emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"
-            return Reason(
-                "site_too_small",
-                f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
-                f"the cell asks for {cell.geometry}{emulated}",
-            )
+        if nodes <= self.nodes and devices_per_node <= self.devices_per_node:
+            return None
+        emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"
+        return Reason(
+            "site_too_small",
+            f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
+            f"the cell asks for {cell.geometry}{emulated}",
+        )
+
+    def supports(self, cell: Cell) -> str | None:
+        if (too_small := self.why_too_small(cell)) is not None:
+            return too_small
         no_link = self._why_no_link(cell)
         if no_link is not None:
             return no_link

@@ -61,12 +61,22 @@ class OwnParts:
         images: training images that are read, by dataset and scale.
         remarks: what could not be looked at here, a sentence each.
         data: what lies in folders of data, a line each.
+        unsupported: why cells cannot train their network, by id.
     """
 
     operations: Mapping[tuple[str, str], int] = field(default_factory=dict)
     images: Mapping[tuple[str, float], int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+    def unsupported_remarks(self) -> tuple[str, ...]:
+        """A sentence for each network, strategy and reason."""
+        cells = ((Cell.from_id(cell_id), why) for cell_id, why in self.unsupported.items())
+        sentences = (
+            f"{cell.network} with {cell.strategy} will be unsupported: {why}" for cell, why in cells
+        )
+        return tuple(dict.fromkeys(sentences))
 
 
 def cells_root(site: str, results_root: Path) -> Path:

@@ -320,7 +320,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         return Reason(
             "too_few_images",
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
-            + ("raise data_scale" if cell.data_scale < 1 else "lower batch_size"),
+            + more_images_or_fewer(cell),
         )
     few = too_few_steps(cell, strategy, images // cell.batch_size)
     if few is not None and counted:
@@ -337,11 +337,18 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
             "an emulated accelerator knows times of whole blocks, not of parts of a layer",
         )
     return (
-        strategy.supports(cell)
+        site.why_too_small(cell)  # first: no batch or option mends it
+        or strategy.supports(cell)
         or why_not_compiled(cell, strategy)
         or site.supports(cell)
         or why_missing(strategy)
     )
+
+
+def more_images_or_fewer(cell: Cell) -> str:
+    """What to write where a cell's dataset has fewer images than its mini-batch."""
+    lower = "lower batch_size (of all devices) or batch_per_device"
+    return f"raise data_scale, or {lower}" if cell.data_scale < 1 else lower
 
 
 def why_missing(strategy: Strategy) -> str | None:

@@ -44,6 +44,7 @@ from ddlbench.planning.block_costs import BlockCost
 from ddlbench.planning.layer_table import known_block_count
 from ddlbench.planning.pipeline import Stage
 from ddlbench.planning.plan import BlockSource, Options, RuleText, Tried
+from ddlbench.planning.tried_networks import tried_block_count
 from ddlbench.planning.workload import profile_at
 
 if TYPE_CHECKING:
@@ -147,15 +148,16 @@ def why_no_stages(
 
     ``costs`` are of the network's blocks at the site; None if no table knows them.
     """
-    count = known_block_count(cell.network, cell.dataset) if costs is None else len(costs)
+    count = _block_count(cell, costs)
     parts = balance.split("+")
     if parts[0].isdigit():
         return _why_not_dealt(cell, list(map(int, parts)), len(replicas), count)
-    if costs is None and balance != "profile":
+    if costs is None and balance not in ("profile", "blocks"):
         return Reason(
             "unknown_blocks",
             f"balance {balance} reads a table of the built-in networks, and {cell.network} is not "
-            "one of them; write balance: profile, or the blocks of each stage, as balance: 5+9",
+            "one of them; write balance: profile, balance: blocks, or the blocks of each stage, as "
+            "balance: 5+9",
         )
     least = sum(replicas) if balance == "blocks" else len(replicas)
     if count is not None and count < least:
@@ -166,6 +168,14 @@ def why_no_stages(
             "use fewer devices or replicate stages",
         )
     return None
+
+
+def _block_count(cell: Cell, costs: Costs | None) -> int | None:
+    """How many blocks the network has, as far as a table or an earlier trial tells."""
+    if costs is not None:
+        return len(costs)
+    names = cell.network, cell.dataset
+    return known_block_count(*names) or tried_block_count(*names)
 
 
 def _why_not_dealt(cell: Cell, dealt: Sequence[int], stages: int, count: int | None) -> str | None:
@@ -226,16 +236,25 @@ def stages_of(
         counts = even_costs(times, [node.output_bytes for node in chain.nodes], replicas)
         return _stages(counts, replicas), None
     assert replicas is not None
-    return _stages(_counts(balance, replicas, costs), replicas), None
+    return _stages(_counts(cell, balance, replicas, costs), replicas), None
 
 
-def _counts(balance: str, replicas: Sequence[int], costs: Costs | None) -> tuple[int, ...]:
+def _counts(
+    cell: Cell, balance: str, replicas: Sequence[int], costs: Costs | None
+) -> tuple[int, ...]:
     parts = balance.split("+")
     if parts[0].isdigit():
         return tuple(map(int, parts))
-    assert costs is not None
     if balance == "blocks":
-        return even_blocks(len(costs), replicas)
+        count = _block_count(cell, costs)
+        if count is None:
+            raise ConfigError(
+                f"balance blocks needs the number of blocks of {cell.network}, which was not tried "
+                "here; try it with: ddlbench plan, or write balance: profile"
+            )
+        check_enough(cell, count, sum(replicas))
+        return even_blocks(count, replicas)
+    assert costs is not None
     chosen = [cost.work if balance == "work" else cost.parameter_bytes for cost in costs]
     return even_costs(chosen, [cost.output_bytes for cost in costs], replicas)
 

@@ -43,6 +43,19 @@ def compared_before(network: str, dataset: str) -> bool:
     return not traits.get("uncut")
 
 
+def tried_block_count(network: str, dataset: str) -> int | None:
+    """How many blocks a network has; None if it was not tried here, or cannot be cut."""
+    with suppress(OSError):
+        return _block_count(network, dataset, TRIED.stat().st_mtime_ns)
+    return None
+
+
+@cache
+def _block_count(network: str, dataset: str, _written_ns: int) -> int | None:
+    traits: dict[str, Any] = tried_before().get(key_of(network, dataset), {}).get("traits", {})
+    return None if traits.get("uncut") else len(traits.get("blocks", ())) or None
+
+
 def key_of(network: str, dataset: str) -> str:
     """Network, dataset, and a digest of the files that decide what it is; it imports none."""
     release, files = _code_of(network)

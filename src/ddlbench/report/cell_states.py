@@ -76,6 +76,10 @@ class StatusDocument(Form):
     """In the order of the matrix; with `--state` those in that state."""
 
 
+# Why a number of a cell that is ok is wrong or means little, gravest first: its column, and a code.
+_CODES_OF_OK = {"departure": "other_training", "disturbed": None, "diverged": "diverged"}
+
+
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus]:
     """State of every cell of the matrix, in its order."""
     states = []
@@ -87,9 +91,8 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus
             with suppress(OSError):  # deleted since
                 written = datetime.fromtimestamp(result.stat().st_mtime, UTC)
                 finished = written.isoformat(timespec="seconds")
-                departure = record.get("departure")
-                reason = departure or record.get("disturbed")
-                code = "other_training" if departure else None
+                known = [(code, record.get(key)) for key, code in _CODES_OF_OK.items()]
+                code, reason = next((pair for pair in known if pair[1]), (None, None))
         # A result called unsupported may be made anew, as what was missing is there now.
         elif not state.is_result or state == Status.UNSUPPORTED:
             held = _of_lease(cell_dir(site, cell.id), state) or queued.get(cell.id)

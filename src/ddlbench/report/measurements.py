@@ -210,6 +210,7 @@ def _outcome(
         "created": result.provenance.created,
         **_timing(result.timing if result.status == Status.OK else None, row.cell),
         "disturbed": _disturbed(result),
+        "diverged": _shortened(result.diverged),
         **efficiency_columns(result),
         **_memory(result.ranks),
         **probed(result.ranks, result.accelerator is not None),

@@ -34,8 +34,7 @@ from ddlbench.report.terminal import (
     answers_at,
     numbers_of,
     speedup_table,
-    telling_apart,
-    with_telling_options,
+    telling_rows,
 )
 
 _FEW_NAMES = 12
@@ -157,8 +156,7 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
 def speedups(inputs: PageInputs) -> PageTable:
     """A row a network, a column a strategy."""
     summary = inputs.tables.summary
-    records = with_telling_options(summary).to_dict("records")
-    columns, rows = speedup_table(records, telling_apart(summary))
+    columns, rows = speedup_table(*telling_rows(summary))
     notes = [
         "1 device: samples a second of sequential training. Above 1 is faster than that.",
         *not_advised(answers_at(inputs.tables_dir), summary),

@@ -72,6 +72,7 @@ class _Cells:
 
 
 _cells = _Cells("", "", (), 0.0)
+_stopped_by = ""
 
 
 def follow(
@@ -81,9 +82,23 @@ def follow(
 
     ``links_s`` are the expected seconds of the links of each fabric.
     """
-    global _cells  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
+    global _cells, _stopped_by  # noqa: PLW0603 - Snakemake makes the plugin apart
     mean_s = sum(links_s) / len(links_s) if links_s else 0.0
     _cells = _Cells(f"{experiment} on {site}", site, rows, mean_s)
+    _stopped_by = ""
+
+
+def stop(by: str) -> None:
+    """Remember who ends the run: jobs that are cut off have not failed."""
+    global _stopped_by  # noqa: PLW0603 - as above
+    _stopped_by = by
+
+
+def ending() -> str:
+    """The last sentence of a run that is not complete."""
+    if _stopped_by:
+        return f"Stopped by {_stopped_by}; the same command goes on from here."
+    return "Not everything ran; ddlbench status says which cells and why."
 
 
 class _Job(NamedTuple):
@@ -107,7 +122,7 @@ class RunScreen:
         self._done: Counter[str] = Counter()
         self._took_s: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
         self._first_s = 0.0
-        self._reporting = False
+        self._reporting = self._waits = False
         self._brief, self._room = False, 0
 
     def planned(self, stats: Mapping[str, Any], table: str) -> list[str]:
@@ -172,6 +187,7 @@ class RunScreen:
         if base is not None and (other := other_than_base(base, result)):
             why = why or f"its base {other}"
         speedup = "no ratio" if why else _speedup(rate, job, base)
+        why = why or result.diverged
         row = self._row(self._count(), job.name, two_digits(rate), speedup, *times)
         return [row, f"    {_short(why)}"] if why else [row]
 
@@ -193,7 +209,8 @@ class RunScreen:
         self._failures.update(error["jobid"] for error in new)
         jobs = [job for error in new if (job := self._jobs.get(error["jobid"]))]
         job = next((job for job in jobs if job.part == "cell"), jobs[0] if jobs else None)
-        if not new or (reason is None and job and job.part == "cell"):
+        names_itself = job is not None and job.part == "cell"
+        if not new or (reason is None and (names_itself or _stopped_by)):
             return []
         name = job.name if job else "report"
         if reason is None:
@@ -202,6 +219,12 @@ class RunScreen:
             return [f"failed: {name}: for the same reason"]
         self._last_reason = reason
         return [f"failed: {name}: {_short(reason)}", *([f"    log: {log}"] if log else [])]
+
+    def waits(self) -> list[str]:
+        """What a run says once that is told to end, and lets its running jobs end first."""
+        before, self._waits = self._waits, True
+        by = _stopped_by or "a signal"
+        return [] if before else [f"stopped by {by}: jobs that run end first, no other is started"]
 
     def _count(self) -> str:
         total = str(max(self._planned["cell"], self._done["cell"]))

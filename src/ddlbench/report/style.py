@@ -62,12 +62,16 @@ def new_figure(width_mm: float, height_mm: float) -> Figure:
 
 def save_figure(figure: Figure, out_png: Path) -> None:
     """Write the PNG and, beside it, the PDF, each atomically."""
-    with whole_file(out_png.with_suffix(".pdf")) as beside:
-        figure.savefig(beside, format="pdf", metadata={"CreationDate": None})
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", metadata={"Software": None})
-    with whole_file(out_png) as beside:
-        beside.write_bytes(small_png(drawn.getvalue()))
+    # In memory first: on a full disk matplotlib's PDF ends in an error that is no OSError.
+    pdf, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+    figure.savefig(png, format="png", metadata={"Software": None})
+    for path, drawn in (
+        (out_png.with_suffix(".pdf"), pdf.getvalue()),
+        (out_png, small_png(png.getvalue())),
+    ):
+        with whole_file(path) as beside:
+            beside.write_bytes(drawn)
 
 
 def small_png(png: bytes) -> bytes:

@@ -175,6 +175,17 @@ def read_tables(folder: Path) -> Tables:
     )
 
 
+def are_of(folder: Path, cell_ids: Iterable[str]) -> bool:
+    """Whether readable tables of exactly these cells lie in ``folder``."""
+    column = next(column for column in MEASUREMENTS if column.name == "cell_id")
+    try:
+        with (folder / "measurements.csv").open(encoding="utf-8", newline="") as file:
+            known = read_columns(file, [column])["cell_id"]
+    except (OSError, ValueError, csv.Error):
+        return False
+    return set(known) == set(cell_ids) and (folder / "summary.csv").is_file()
+
+
 def _is_true(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "1.0")
 

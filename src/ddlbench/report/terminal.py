@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -23,9 +23,10 @@ from ddlbench.common.screen import (
     terminal_width,
     two_digits,
 )
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, setting_text
 from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import DIVERGED
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
@@ -37,6 +38,11 @@ _FEW_ROWS = 18
 _OLD_BASE_S = 3600.0
 _FEW_ANSWERS = 6  # with all of their sentences
 _MOST_ANSWERS = 12
+_DEFAULTS = {
+    field.name: "" if field.default is MISSING else setting_text(field.default)
+    for field in fields(Cell)
+    if field.name != "options"
+}
 # What may tell two rows of one dataset, network and strategy apart.
 _SAME = ["dataset", "network", "strategy"]
 _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
@@ -48,8 +54,7 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     Without ``every_row`` a long table is one line a network.
     """
     summary = read_tables(tables_dir).summary
-    differing = telling_apart(summary)
-    rows = with_telling_options(summary).to_dict("records")
+    rows, differing = telling_rows(summary)
     heading = "Speed-up over sequential training"
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
     if compact:
@@ -58,6 +63,29 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     words = interval_words(summary, ratio=True)
     further = paragraph(f"In brackets: {words}; without: too few runs or steps.") if words else []
     return [heading, *_full_table(rows, differing), *further]
+
+
+def telling_rows(summary: pd.DataFrame) -> tuple[list[dict[Hashable, Any]], list[str]]:
+    """The rows of a table, and its columns that may tell two of them apart.
+
+    Settings that differ are a column each, with the setting's name.
+    """
+    differing = telling_apart(summary)
+    rows = with_telling_options(summary).to_dict("records")
+    if "settings" not in differing:
+        return rows, differing
+    names = []
+    written = [
+        {pair.partition("=")[0]: pair.partition("=")[2] for pair in row["settings"].split(",")}
+        for row in rows
+    ]
+    for name in dict.fromkeys(name for settings in written for name in settings):
+        values = [settings.get(name, _DEFAULTS.get(name, "")) for settings in written]
+        if len(set(values)) > 1:
+            names.append(f"{_SETTING}{name}")
+            for row, value in zip(rows, values, strict=True):
+                row[names[-1]] = value
+    return rows, [*(name for name in differing if name != "settings"), *names]
 
 
 def telling_apart(summary: pd.DataFrame) -> list[str]:
@@ -82,7 +110,7 @@ def with_telling_options(summary: pd.DataFrame) -> pd.DataFrame:
 def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
     headings = [
         "dataset | network | strategy",
-        *(_HEADINGS[name] for name in differing),
+        *(_heading(name) for name in differing),
         "> workers /2 | > samples/s | > speed-up | > memory /1",
     ]
     cells = [
@@ -99,9 +127,12 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
     return table(" | ".join(headings), cells)
 
 
-_HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"} | {
-    name: name for name in ("precision", "settings")
-}
+_HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"}
+_SETTING = "setting "
+
+
+def _heading(column: str) -> str:
+    return _HEADINGS.get(column, column.removeprefix(_SETTING))
 
 
 def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
@@ -131,7 +162,7 @@ def speedup_table(
             groups.setdefault((*key, place), {})[_column_name(row)] = row
     several = len({key[-1] for key in groups}) > 1
     shown = [
-        *columns(" | ".join(["dataset", "network", *(_HEADINGS[name] for name in kept)])),
+        *columns(" | ".join(["dataset", "network", *(_heading(name) for name in kept)])),
         *columns(f"{'devices' if several else ''} | > 1 device"),
         *(Column(name, right=True) for name in names),
     ]
@@ -141,7 +172,9 @@ def speedup_table(
         speed = _samples(base) if base else "no base"
         speed += "/s" if base and base["status"] == Status.OK else ""
         speed += " disturbed" if base and base["disturbed"] else ""
-        speedups = [_speedup(by_name[name]) if name in by_name else "" for name in names]
+        speed += _diverged(base) if base else ""
+        by_column = [by_name.get(name) for name in names]
+        speedups = [_speedup(row) + _diverged(row) if row else "" for row in by_column]
         cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
     return shown, cells
 
@@ -165,6 +198,11 @@ def _speedup(row: Mapping[Hashable, Any]) -> str:
     return f"{float(row['speedup']):.2f}"
 
 
+def _diverged(row: Mapping[Hashable, Any]) -> str:
+    """A mark where the loss of a run is no number."""
+    return " diverged" if DIVERGED in str(row["notes"]) else ""
+
+
 def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     """Samples a second, speed-up with its interval, memory."""
     speed = _samples(row)
@@ -176,6 +214,7 @@ def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     low, high = row["speedup_low"], row["speedup_high"]
     if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
         speedup += f" ({float(low):.2f}-{float(high):.2f})"
+    speedup += _diverged(row)
     peak = row["peak_memory_bytes"]
     return [speed, speedup, "unknown" if pd.isna(peak) else size_text(float(peak))]
 

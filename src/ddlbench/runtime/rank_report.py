@@ -29,7 +29,7 @@ import numpy as np
 from ddlbench.common.document import read_json, write_json
 from ddlbench.common.form import Form
 from ddlbench.common.statistics import GB
-from ddlbench.experiment.result import DeviceMemory
+from ddlbench.experiment.result import DIVERGED, DeviceMemory
 from ddlbench.experiment.status import Cause, Reason, Status, reason_of
 from ddlbench.experiment.training import FIRST_STEPS, Loss, Training
 from ddlbench.planning.planner import StrategyPlan
@@ -353,6 +353,6 @@ def divergence(reports: Sequence[RankReport]) -> list[str]:
     if first is None:
         return []
     return [
-        f"training diverged: the loss is no number from step {first + 1} of {len(loss)} on "
+        f"{DIVERGED}: the loss is no number from step {first + 1} of {len(loss)} on "
         f"({warmup} of them warm-up)"
     ]

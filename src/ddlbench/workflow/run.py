@@ -25,6 +25,7 @@ import gc
 import inspect
 import json
 import shlex
+import signal
 import socket
 import sys
 import traceback
@@ -114,7 +115,7 @@ class Run:
         written = [self.tables / "any", self.figures / "any", self.page]
         check_results(site.name, [*written, *map(Path, self.results())])
         parts = try_own_parts(site, self.rows)
-        _remark(*parts.data, *parts.remarks)
+        _remark(*parts.data, *parts.remarks, *parts.unsupported_remarks())
         begin(site)
         finished = finished_of(self.cells, site.name)
         waiting = [self.cells[cell_id] for cell_id in finished.waiting(self.cells)]
@@ -125,6 +126,7 @@ class Run:
     def ready_to_measure(self) -> None:
         """Take this machine for one run; on a cluster, check that jobs can run as they ask."""
         planned()
+        _tell_screen_of_sigterm()
         jobs = [job for job in self._workflow.dag.needrun_jobs() if not job.is_local]
         cells = [self._cell(job.wildcards) for job in jobs if job.rule.name in ("cell", "dataset")]
         with _ending_in_a_sentence():
@@ -352,8 +354,22 @@ def _ending_in_a_sentence() -> Iterator[None]:
         sys.exit(f"ddlbench: {file_fault(error) or error}")
 
 
+def _tell_screen_of_sigterm() -> None:
+    """Have the screen know of SIGTERM before it hears of jobs that the same signal ends."""
+    before = signal.getsignal(signal.SIGTERM)
+    if not callable(before):  # no scheduler waits for it
+        return
+
+    def end(number: int, frame: Any) -> None:
+        run_screen.stop("SIGTERM")
+        before(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    # Written at once: the screen's thread may write between a line and its end.
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
 def _remark(*remarks: str) -> None:

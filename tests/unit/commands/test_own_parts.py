@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,16 @@ import pytest
 from report_factory import result, write
 
 from ddlbench import own_parts
+from ddlbench.commands.plan import plan as plan_command
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.site import Container, load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.planner import make_plan
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.tried_networks import TRIED, compared_before, key_of, network_digest
 
 LOCAL = replace(load_site("local"), devices_per_node=2)
@@ -143,6 +148,57 @@ def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> No
         assert len(actual) == remarks
         assert unused in actual[-1]
     assert "80% of its work is in block stages_3, which cannot be cut, so stages" in actual[0]
+
+
+def _tried_as(name: str, **traits: Any) -> None:
+    write_json(TRIED, {key_of(name, "cifar10"): {"operations": 9, "traits": traits}})
+
+
+def test_blocks_are_dealt_as_a_trial_has_counted_them() -> None:
+    name = "torchvision:densenet121"
+    two = BASE.with_(network=name, devices_per_node=2, strategy="pipe-1f1b")
+    blocks, nine, three = (
+        two.with_(options=(("balance", rule),)) for rule in ("blocks", "4+5", "1+1+1")
+    )
+    assert strategy_of("pipe-1f1b").supports(blocks) is None
+    with pytest.raises(ConfigError, match="was not tried here; try it with: ddlbench plan"):
+        make_plan(blocks, None)
+    rows = _rows(blocks, nine, three)
+    _tried_as(name, blocks=[f"block_{number}" for number in range(8)])
+    assert make_plan(blocks, None).details["stages"] == [[0, 4, 1], [4, 8, 1]]
+    parts = try_own_parts(LOCAL, rows)
+    assert parts.unsupported == {
+        nine.id: f"balance 4+5 deals 9 blocks, {name} has 8",
+        three.id: "balance 1+1+1 has 3 parts for 2 stages",
+    }
+    assert (
+        f"{name} with pipe-1f1b will be unsupported: balance 4+5"
+        in (parts.unsupported_remarks()[0])
+    )
+
+
+def test_a_network_that_nothing_trains_is_unsupported_in_the_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cell = BASE.with_(network="torchvision:densenet121")
+    _tried_as(cell.network, trains=False)
+    experiment = parse_experiment(
+        {
+            "experiment": "trial",
+            "matrix": {
+                "dataset": ["cifar10"],
+                "network": [cell.network],
+                "strategy": ["sequential"],
+                "geometry": ["1x1"],
+            },
+            "settings": {"batch_size": 16},
+        }
+    )
+    plan = inspect.unwrap(plan_command.callback)
+    plan(experiment=experiment, site=LOCAL, rows=_rows(cell), every_cell=False, as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 cell, 0 to run, 0 done, 1 cannot run" in text
+    assert "cannot run sequential, 1 cell: no gradient reaches a weight" in text
 
 
 @pytest.mark.slow

@@ -64,6 +64,12 @@ def test_the_configuration_itself_is_good() -> None:
         ("setings", {}, "'setings' is not a key here; did you mean 'settings'?"),
         ("matrix.epoch", [1], "matrix: 'epoch' is not a key here; did you mean 'epochs'?"),
         ("settings.batch", 3, "settings: 'batch' is not a key here; did you mean 'batch_"),
+        ("settings.lr", 0.1, "settings: 'lr' is not a key here; write learning_rate"),
+        ("settings.optimizer", "adam", "'optimizer' is not a key here; training is always SGD"),
+        ("settings.loss", "mse", "'loss' is not a key here; the loss is always cross-entropy"),
+        ("settings.weight_decay", 0.1, "SGD has no weight decay here; leave it out"),
+        ("settings.gradient_accumulation", 4, "option of ddp, strategies: {ddp: {accumulate: 4}}"),
+        ("optimizer", "adam", "'optimizer' is not a key here; known: "),
         # wrong types
         ("matrix.dataset", "mnist", "matrix.dataset: 'mnist' is not a list; write [mnist]"),
         ("matrix.dataset", [1], "matrix.dataset.0: 1 is not a text"),
@@ -103,6 +109,8 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.data_scale", 2, "settings.data_scale: 2 is too large; write at most 1"),
         ("settings.momentum", 1, "settings.momentum: 1 is too large; write less than 1"),
         ("settings.seed", -1, "-1 is too small; write at least 0 (Of weights, data and order)"),
+        ("settings.seed", 10**20 - 1, "settings.seed: 99999999999999999999 is too large; write at"),
+        ("settings.warmup_steps", 10**9, "1000000000 is too large; write at most 999999999 (Steps"),
         ("repeats", 0, "repeats: 0 is too small; write at least 1 (How often each cell"),
         # texts that are not allowed
         ("matrix.geometry", ["2*4"], "matrix.geometry: geometry '2*4' is not <nodes>x<devices pe"),
@@ -140,7 +148,7 @@ def test_the_configuration_itself_is_good() -> None:
         # cells by hand
         ("include", [{**BY_HAND, "geometry": "2*4"}], "include.0: geometry '2*4' is not <nodes>x<"),
         ("include", [{**BY_HAND, "options": {"chunk": 2}}], "include.0: options of gpipe: 'chunk'"),
-        ("include", [{**BY_HAND, "geometry": "2x1"}], "include.0: gpipe cannot run this cell: tor"),
+        ("include", [{**BY_HAND, "geometry": "2x1"}], "include.0: gpipe cannot run this cell: sit"),
         ("include", [{"dataset": "mnist"}], "include.0: 'network' is missing; add it (A networ"),
     ],
 )

@@ -380,6 +380,12 @@ def test_the_same_by_hand_is_an_error_that_names_it() -> None:
             {},
             "site test has 4 node(s) of 4 device(s), the cell asks for 1x8",
         ),
+        (
+            {"geometry": ["1x5"]},
+            {},
+            "site test has 4 node(s) of 4 device(s), the cell asks for 1x5",
+        ),
+        ({"data_scale": [0.001]}, {}, "raise data_scale, or lower batch_size (of all devices) or"),
         ({"data_scale": [0.001]}, {}, "60 training images are fewer than one mini-batch of 64"),
         (
             {"strategy": ["local-sgd"], "max_steps": [1], "epochs": [3]},

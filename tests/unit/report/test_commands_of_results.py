@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -13,8 +14,11 @@ import report_factory
 from click.testing import CliRunner
 
 from ddlbench import cli
-from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.paths import RESULTS, result_file, tables_dir
+from ddlbench.experiment.result import DIVERGED
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.tables import read_tables
+from ddlbench.report.terminal import speedup_table
 
 
 @pytest.fixture
@@ -59,6 +63,20 @@ def test_a_result_of_another_site_is_invalid(rows):
     assert "Next: snakemake" in text
 
 
+def test_a_diverged_run_is_marked(rows):
+    note = f"{DIVERGED}: the loss is no number from step 3 of 8 on"
+    for row in rows:
+        report_factory.write(RESULTS, row.cell, report_factory.result(row.cell, notes=[note]))
+    text = " ".join(output_of("status").split())
+    assert "2 ok" in text
+    assert f"diverged mnist vgg11 sequential 1x1, mnist vgg11 ddp 1x2: {note}" in text
+    lines = output_of("report").splitlines()
+    assert ["diverged" in line for line in lines[2:4]] == [True, True]
+    _, rows_of_network = speedup_table(read_tables(tables_dir("local", "demo")).summary.to_dict(
+        "records"), [])  # fmt: skip
+    assert all(text.endswith(" diverged") for text in rows_of_network[0][-2:])
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_report_prints_no_path_that_is_not_there(count: int, rows):
     del rows[count:]
@@ -68,6 +86,39 @@ def test_report_prints_no_path_that_is_not_there(count: int, rows):
     assert len(paths) == 3
     assert [path for path in paths if not Path(path).is_file()] == []
     assert ("speedup.png" in paths[1]) == (count == 2)
+
+
+def test_tables_of_other_cells_are_made_anew(rows):
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    output_of("report")
+    shown, named = output_of("report", "--show"), output_of("status")
+    assert "made anew" not in shown
+    assert "speedup.png" in named
+    advice, summary = (
+        tables_dir("local", "demo") / name for name in ("advice.json", "summary.csv")
+    )
+    os.utime(advice, (1, 1))
+    output_of("report", "--show")
+    assert advice.stat().st_mtime > 1
+    assert "vgg11" in summary.read_text("utf-8")
+    rows[:] = [
+        dataclasses.replace(
+            row,
+            cell=row.cell.with_(network="resnet18"),
+            base_id=rows[0].cell.with_(network="resnet18").id,
+        )
+        for row in rows
+    ]
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    assert "draw the figures: ddlbench report" in output_of("status")
+    shown = output_of("report", "--show")
+    assert "of other cells than" in shown
+    assert "ResNet-18" in shown
+    assert "VGG-11" not in shown
+    assert "vgg11" not in summary.read_text("utf-8")
+    assert "speedup.png" in output_of("status")
 
 
 def test_the_page_links_logs_that_are_there_only(rows):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import ddlbench.report
+from ddlbench.report.style import new_figure, save_figure
 
 _PROGRAM = """
 import hashlib, os
@@ -87,3 +90,21 @@ def test_whatever_draws_imports_matplotlib_without_settings_first() -> None:
         if drawing and not safe and (not first or first[0] > drawing[0]):
             late.append(path.name)
     assert late == []
+
+
+def test_a_full_disk_is_an_error_of_the_file(tmp_path, monkeypatch):
+    """matplotlib draws in memory: its PDF, closed on a full disk, raises another error."""
+
+    @contextmanager
+    def full(_path):
+        yield Path("/dev/full")
+
+    figure, targets = new_figure(180, 60), []
+    draw = figure.savefig
+    monkeypatch.setattr(
+        figure, "savefig", lambda target, **given: targets.append(target) or draw(target, **given)
+    )
+    monkeypatch.setattr("ddlbench.report.style.whole_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_figure(figure, tmp_path / "figure.png")
+    assert [type(target) for target in targets] == [io.BytesIO, io.BytesIO]

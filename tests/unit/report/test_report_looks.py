@@ -1,11 +1,15 @@
 import pandas as pd
 from matplotlib.colors import to_rgb
+from report_factory import SITE_NAME, write
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.labels import network_label, strategy_label
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report import make_tables
 from ddlbench.report.labels import strategy_look, variant_labels
 from ddlbench.report.style import shade, text_width_mm, wrapped
-from ddlbench.report.terminal import telling_apart, with_telling_options
+from ddlbench.report.terminal import summary_lines, telling_apart, with_telling_options
 
 
 def test_every_strategy_of_ours_has_a_look_of_its_own():
@@ -94,6 +98,19 @@ def test_the_terminal_shows_options_only_where_they_tell_rows_apart():
     )  # fmt: skip
     assert telling_apart(summary) == []
     assert list(with_telling_options(summary)["options"]) == ["", "", "chunks=4", "chunks=8"]
+
+
+def test_settings_that_differ_are_columns_of_the_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cell = Cell("mnist", "vgg11", "sequential", batch_size=16, epochs=1, seed=7, warmup_steps=3)
+    cells = [cell, cell.with_(learning_rate=1e30), cell.with_(warmup_steps=5)]
+    for each in cells:
+        write(tmp_path, each)
+    rows = [MatrixRow(each, each.id, None) for each in cells]
+    make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    heading, *lines = [line.split() for line in summary_lines(tmp_path / "tables")[1:4]]
+    assert heading[3:5] == ["warmup_steps", "learning_rate"]
+    assert [line[3:5] for line in lines] == [["3", "0.01"], ["3", "1e+30"]]
 
 
 def test_wrapped_lines_fit_and_lose_nothing():

@@ -83,6 +83,11 @@ def test_a_cell_of_other_data_is_named_and_can_be_forgotten(project, tmp_path):
     kept = measure(file, 64 * "a")
     _, output = run("plan", "--configfile", "mine.yaml")
     assert "1 cell of photos was measured with other data than lies there now" in output
+    _, output = run("status", "--configfile", "mine.yaml")
+    assert "Warning: 1 cell of photos was measured with other data" in output
+    code, output = run("status", "forget", "--configfile", "mine.yaml", "--state", "other-data")
+    assert (code, kept.exists()) == (1, True)
+    assert output.startswith("other-data: photos resnet18 sequential 1x1 ")
     code, output = run(
         "status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes"
     )
@@ -91,6 +96,7 @@ def test_a_cell_of_other_data_is_named_and_can_be_forgotten(project, tmp_path):
     kept = measure(file, inspect_user_data(request).digest)
     _, output = run("plan", "--configfile", "mine.yaml")
     assert "other data" not in output
+    assert "Warning" not in run("status", "--configfile", "mine.yaml")[1]
     run("status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes")
     assert kept.exists()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report_factory import SITE_NAME, failed, matrix, result, write
@@ -10,6 +13,8 @@ from report_factory import SITE_NAME, failed, matrix, result, write
 from ddlbench.experiment.paths import result_file
 from ddlbench.report import run_screen
 from ddlbench.report.run_screen import RunScreen
+from ddlbench.workflow.run import _say, _tell_screen_of_sigterm
+from snakemake_logger_plugin_ddlbench import LogHandler
 
 
 @pytest.fixture
@@ -75,6 +80,16 @@ def test_a_cell_that_does_not_train_as_one_device_has_no_ratio(rows):
     assert why.strip().startswith("does not train as one device does: loss 2.31 at step 2")
 
 
+def test_a_diverged_cell_says_so_beside_its_speed_up(rows):
+    run, _ = screen(cell=2)
+    note = "training diverged: the loss is no number from step 3 of 8 on"
+    write(Path("results"), rows[0].cell, result(rows[0].cell, notes=[note]))
+    run.started(job(7, rows, 0), 100.0)
+    line, why = run.finished(7, 110.0)
+    assert " base " in line
+    assert why.strip() == note
+
+
 def test_links_are_left_for_as_long_as_is_planned(rows):
     run_screen.follow("demo", SITE_NAME, rows, links_s=[150.0])
     run, _ = screen(cell=2, links_of_fabric=1)
@@ -136,6 +151,39 @@ def test_a_cell_that_runs_beside_this_screen_names_its_reason_itself(rows):
     (line, log) = run.failed([{"jobid": 9, "log": ["profile.log"]}])
     assert line.startswith("failed: profile ")
     assert log == "    log: profile.log"
+
+
+def test_jobs_that_a_signal_cuts_off_have_not_failed(rows, monkeypatch):
+    calls = []
+    monkeypatch.setattr("signal.getsignal", lambda _: lambda *_: calls.append("scheduler"))
+    handlers = {}
+    monkeypatch.setattr("signal.signal", handlers.__setitem__)
+    _tell_screen_of_sigterm()
+    run, _ = screen(cell=2, figure=1)
+    figure = {"jobid": 9, "rule_name": "figure", "wildcards": {"figure": "steps"}, "output": []}
+    run.started(figure, 0.0)
+    assert run_screen.ending().startswith("Not everything ran")
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert calls == ["scheduler"]
+    assert run.failed([{"jobid": 9, "log": ["steps.log"]}]) == []
+    assert run.waits() == ["stopped by SIGTERM: jobs that run end first, no other is started"]
+    assert run.waits() == []
+    assert run_screen.ending() == "Stopped by SIGTERM; the same command goes on from here."
+    run.started(job(4, rows, 1), 0.0)
+    assert run.failed([{"jobid": 4, "log": []}], "job 12 ended as NODE_FAIL")  # of itself
+
+
+def test_a_line_and_its_end_are_one_write(rows, monkeypatch):
+    """Two threads write, and one must not come between a line of the other and its end."""
+    writes = []
+    stream = SimpleNamespace(write=lambda text: text and writes.append(text), flush=lambda: None)
+    monkeypatch.setattr("sys.stderr", stream)
+    _say("drawing")
+    handler = LogHandler.__new__(LogHandler)
+    monkeypatch.setattr(LogHandler, "_lines", lambda *_: ["a row"])
+    handler.common_settings = SimpleNamespace(stdout=False)
+    handler.emit(logging.makeLogRecord({}))
+    assert writes == ["drawing\n", "a row\n"]
 
 
 def test_a_long_reason_is_cut(group):
