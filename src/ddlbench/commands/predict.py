@@ -84,7 +84,7 @@ def predict(
     among = [candidate] if strategy == BASE else [alone, candidate]
     ranking = rank(among, DEFAULT_RECOMMENDER)
     if candidate.bound is None:
-        raise ConfigError(f"{strategy}: {candidate.reason}")
+        raise ConfigError(f"{strategy}: {candidate.reason or candidate.unpredicted}")
     used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.compute_kind) or DEFAULT_RECOMMENDER
     if every_model:
         names = tuple(known("ddlbench.predictors"))
@@ -171,7 +171,7 @@ def largest_batch(
     smallest = batches.smallest_batch(cell, site.accelerator)
     candidate = assess(cell.with_(batch_size=smallest), here)
     if candidate.bound is None:
-        raise ConfigError(f"{strategy}: {candidate.reason}")
+        raise ConfigError(f"{strategy}: {candidate.reason or candidate.unpredicted}")
     if candidate.beyond and not dry_run:
         raise ConfigError(f"{candidate.beyond}; --dry-run predicts it")
     workload = here.inputs.workload(cell)

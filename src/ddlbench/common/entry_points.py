@@ -6,12 +6,15 @@ built-in name is left out with a warning.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ddlbench.common.errors import ConfigError, shown
@@ -50,6 +53,41 @@ def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
     return targets
 
 
+def described(group: str, name: str) -> str:
+    """How a sentence names a part: ``figure 'mine' of package mypackage``."""
+    packages = (e.dist.name for e in entry_points(group=group) if e.name == name and e.dist)
+    package = next(packages, "")
+    return f"{kind_of(group)} {shown(name)}" + (f" of package {package}" if package else "")
+
+
+def fault_text(error: BaseException) -> str:
+    """What a part's code raised, and its last line below ours: ``KeyError: 'k' (p.py, line 3)``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith((_OURS, contextlib.__file__))]
+    first = outside[0].filename if outside else ""
+    place = [f for f in outside if f.filename == first] or frames
+    where = f" ({Path(place[-1].filename).name}, line {place[-1].lineno})" if place else ""
+    return f"{type(error).__name__}: {_first_line(error)}{where}"
+
+
+@contextlib.contextmanager
+def within(group: str, name: str) -> Iterator[None]:
+    """Call the code of a part; what it raises by mistake becomes a sentence that names the part.
+
+    Raises:
+        ConfigError: the part raised it, or has a fault.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a package's code does
+        raise ConfigError(
+            f"{described(group, name)} has a fault in its code: {fault_text(error)}"
+        ) from error
+
+
+_OURS = str(Path(__file__).resolve().parents[1])
 _MISSING = object()
 
 

@@ -18,7 +18,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, known
+from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
 
 Rows = Sequence[MatrixRow]
@@ -346,9 +346,13 @@ def _entry_of(name: str) -> FigureEntry | None:
 
 
 def _strategies_with_models() -> set[str]:
-    from ddlbench.predict.prediction import modelled_strategies, predictor_of  # noqa: PLC0415
+    from ddlbench.predict.prediction import (  # noqa: PLC0415 - slow to import
+        modelled_strategies,
+        predictor_of,
+        usable_predictors,
+    )
 
     named: set[str] = set()
-    for name in known("ddlbench.predictors"):  # slow to import
+    for name in usable_predictors():
         named |= set(modelled_strategies(predictor_of(name)) or ())
     return named
