@@ -158,6 +158,7 @@ def report(
     also_site: tuple[str, ...],
 ) -> None:
     """Make tables, figures and an HTML report of the results so far."""
+    from ddlbench.report.drawing import LeftOut  # noqa: PLC0415
     from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
         compare_sites,
         make_page,
@@ -165,11 +166,29 @@ def report(
     )
 
     tables = tables_dir(site.name, experiment.name)
+    left_out: LeftOut | None = None
     if not (show or html) or not (tables / "summary.csv").is_file():
-        make_report(experiment, site, rows)
+        try:
+            make_report(experiment, site, rows)
+        except LeftOut as error:  # told below all that is made
+            left_out = error
     if html:
         click.echo(make_page(experiment, site, rows))
-        return
+    else:
+        _show_report(experiment, site, rows, every_row=every_row)
+    if also_site and not html:
+        given = click.get_current_context().params
+        configfile = enter_project(given["configfile"])
+        config, _ = config_at(configfile, scale=given["scale"])
+        figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
+        click.echo(f"sites:   {figure}")
+    if left_out:
+        raise left_out
+
+
+def _show_report(experiment: Any, site: Site, rows: list[MatrixRow], *, every_row: bool) -> None:
+    """The summary, and where tables, figures and the page lie."""
+    tables = tables_dir(site.name, experiment.name)
     click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
     figures = figures_dir(site.name, experiment.name)
     # The figure that is read first; a matrix without a second strategy has no speed-up.
@@ -183,12 +202,6 @@ def report(
             click.echo(f"{name} {place}")
     for line in slow_lines(slow_of(rows, site), site):
         click.echo(line)
-    if also_site:
-        given = click.get_current_context().params
-        configfile = enter_project(given["configfile"])
-        config, _ = config_at(configfile, scale=given["scale"])
-        figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
-        click.echo(f"sites:   {figure}")
 
 
 def _formats() -> str:

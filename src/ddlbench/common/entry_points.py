@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, file_fault, shown
 from ddlbench.common.schema import nearest
 
 T = TypeVar("T")
@@ -55,9 +55,14 @@ def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
 
 def described(group: str, name: str) -> str:
     """How a sentence names a part: ``figure 'mine' of package mypackage``."""
-    packages = (e.dist.name for e in entry_points(group=group) if e.name == name and e.dist)
-    package = next(packages, "")
+    package = _package_of(group, name)
     return f"{kind_of(group)} {shown(name)}" + (f" of package {package}" if package else "")
+
+
+def _package_of(group: str, name: str) -> str:
+    """The package that adds a part; empty if it is built in."""
+    packages = (e.dist.name for e in entry_points(group=group) if e.name == name and e.dist)
+    return next(packages, "")
 
 
 def fault_text(error: BaseException) -> str:
@@ -76,12 +81,15 @@ def within(group: str, name: str) -> Iterator[None]:
 
     Raises:
         ConfigError: the part raised it, or has a fault.
+        OSError: a built-in part cannot write or read a file.
     """
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:  # whatever a package's code does
+        if file_fault(error) and not _package_of(group, name):
+            raise
         raise ConfigError(
             f"{described(group, name)} has a fault in its code: {fault_text(error)}"
         ) from error

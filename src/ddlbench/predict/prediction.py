@@ -299,7 +299,7 @@ def _why_no_prediction(prediction: object) -> str | None:
         return f"it returns {shown(prediction)}; return a Prediction"
     for name in PARTS:
         seconds = getattr(prediction, name)
-        if not (isinstance(seconds, Real) and isfinite(seconds) and seconds >= 0):
+        if not (isinstance(seconds, Real) and isfinite(seconds) and float(seconds) >= 0):
             return f"its {name} is {shown(seconds)}; write seconds, 0 or more"
     if not prediction.step_s:
         return "its step takes 0 s; write the seconds of the computation"

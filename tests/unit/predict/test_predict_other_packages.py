@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import predict_factory as make
 import pytest
-from click.testing import CliRunner
 
 from ddlbench.commands.recommend import recommendation_lines
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.registry import known, load
+from ddlbench.experiment.registry import known
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.advice import advise
 from ddlbench.predict.candidate import assess, predicted
