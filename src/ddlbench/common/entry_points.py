@@ -6,9 +6,11 @@ built-in name is left out with a warning.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +95,42 @@ def within(group: str, name: str) -> Iterator[None]:
         raise ConfigError(
             f"{described(group, name)} has a fault in its code: {fault_text(error)}"
         ) from error
+
+
+def why_no_target(target: str) -> str | None:
+    """Why ``module:attribute`` does not exist, without importing the module, which may need torch.
+
+    None if it does, or if only an import could tell.
+    """
+    module, colon, attribute = target.partition(":")
+    if not (colon and attribute.isidentifier()):
+        return f"{shown(target)} is no package.module:attribute"
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            return None
+        spec = None
+    except Exception:  # the package above it needs what is not here
+        return None
+    if spec is None:
+        return f"there is no module {module}"
+    try:
+        tree = ast.parse(Path(spec.origin or "").read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    words = {word for node in ast.walk(tree) for word in _bound(node)}
+    return None if words & {attribute, "*", "__getattr__"} else f"{module} has no {attribute}"
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Names that a statement or a target gives to something."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        yield node.name
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
 
 
 _OURS = str(Path(__file__).resolve().parents[1])

@@ -44,6 +44,7 @@ from ddlbench.planning.strategy import (
     strategy_of,
     too_few_steps,
     why_not_compiled,
+    why_not_supported,
 )
 
 _FIELDS = {field.name for field in fields(Cell)}
@@ -337,7 +338,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
             "an emulated accelerator knows times of whole blocks, not of parts of a layer",
         )
     return (
-        strategy.supports(cell)
+        why_not_supported(cell, strategy)
         or why_not_compiled(cell, strategy)
         or site.supports(cell)
         or why_missing(strategy)
