@@ -38,6 +38,7 @@ from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import cells_to_run, estimate, finished_rows
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.registry import faulty_figures
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
@@ -114,6 +115,8 @@ def plan_lines(
     lines += _cannot(rows, experiment)
     for warning in cost.warnings:
         lines += paragraph(f"Warning: {warning}.", hanging="  ")
+    for fault in faulty_figures():
+        lines += paragraph(f"Warning: {fault}.", hanging="  ")
     lines += _check_of_own(experiment, to_run)
     if every_cell:
         lines += [f"  {name}" for name in short_names(to_run)]

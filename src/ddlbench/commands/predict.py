@@ -84,7 +84,7 @@ def predict(
     among = [candidate] if strategy == BASE else [alone, candidate]
     ranking = rank(among, DEFAULT_RECOMMENDER)
     if candidate.bound is None:
-        raise ConfigError(f"{strategy}: {candidate.reason}")
+        raise ConfigError(f"{strategy}: {candidate.reason or candidate.unpredicted}")
     used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.compute_kind) or DEFAULT_RECOMMENDER
     if every_model:
         names = tuple(known("ddlbench.predictors"))
@@ -171,7 +171,7 @@ def largest_batch(
     smallest = batches.smallest_batch(cell, site.accelerator)
     candidate = assess(cell.with_(batch_size=smallest), here)
     if candidate.bound is None:
-        raise ConfigError(f"{strategy}: {candidate.reason}")
+        raise ConfigError(f"{strategy}: {candidate.reason or candidate.unpredicted}")
     if candidate.beyond and not dry_run:
         raise ConfigError(f"{candidate.beyond}; --dry-run predicts it")
     workload = here.inputs.workload(cell)
@@ -214,6 +214,7 @@ def accuracy(
 
     Writes predictions.json and the tables accuracy, table_6_1, table_8_1 and table_8_2.
     """
+    from ddlbench.report.drawing import LeftOut  # noqa: PLC0415 - see below
     from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
         draw_predictions,
         make_predictions,
@@ -222,13 +223,19 @@ def accuracy(
 
     tables = make_predictions(experiment, site, rows)
     drawn: list[Path] = []
-    if figures:
-        make_report(experiment, site, rows)  # the footers speak of its tables
-        drawn = draw_predictions(experiment, site, rows)
+    faults: list[str] = []
+    for make in (make_report, draw_predictions) if figures else ():
+        try:
+            drawn = make(experiment, site, rows)  # the footers speak of the report's tables
+        except LeftOut as error:  # told below all that is made
+            drawn = error.made
+            faults += str(error).splitlines()
     by_name = {field.name: records(getattr(tables, field.name)) for field in fields(tables)}
     lines = accuracy_lines(tables, experiment.name, site.name, every_row=every_row)
     lines += [f"Figures: {drawn[0].parent}"] if drawn else []
     show(by_name, lines, as_json=as_json)
+    if faults:
+        raise LeftOut(faults)
 
 
 def prediction_dict(prediction: Prediction) -> dict[str, Any]:

@@ -325,6 +325,10 @@ def recommendation_lines(
         lines += _legend(ranking)
         lines += _errors_here(ranked, known.errors)
         lines += noisy_profile(ranking.base.prediction if ranking.base else None)
+    for c in ranked:
+        if c.unpredicted:
+            missing = re.sub(_COMMAND, "", c.unpredicted)
+            lines += paragraph(f"{c.label} has no prediction: {missing}.")
     lines += _not_ranked(ranking.not_ranked, why=why)
     rooms = [c.room for c in ranked if c.room]
     if rooms and all(room.capacity_bytes is None for room in rooms):

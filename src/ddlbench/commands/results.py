@@ -30,7 +30,7 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.own_parts import look, measured_with_other_code
+from ddlbench.own_parts import look, measured_with_other_code, other_code_remark
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
@@ -99,8 +99,10 @@ def status(
         lines[0] += f": {drawn}" if shown else "; draw the figures: ddlbench report"
         lines += slow_lines(slow_of(rows, site), site)  # reads the results once more
     if state is None:
-        real = [row.cell for row in rows if row.cell.data_source == "real"]
-        for remark in look(site, real, waiting=()).others_remark(site, real):
+        every = [row.cell for row in rows]
+        real = [cell for cell in every if cell.data_source == "real"]
+        of_data = look(site, real, waiting=()).others_remark(site, real)
+        for remark in (*of_data, *other_code_remark(site, every)):
             lines += paragraph(f"Warning: {remark}.", hanging="  ")
     click.echo(head + "\n".join(lines))
 
@@ -180,6 +182,7 @@ def report(
     also_site: tuple[str, ...],
 ) -> None:
     """Make tables, figures and an HTML report of the results so far."""
+    from ddlbench.report.drawing import LeftOut  # noqa: PLC0415
     from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
         compare_sites,
         make_advice,
@@ -188,16 +191,34 @@ def report(
     )
 
     tables = tables_dir(site.name, experiment.name)
+    left_out: LeftOut | None = None
     there = are_of(tables, (row.cell.id for row in rows))
     if not (show or html) or not there:
         if (show or html) and (tables / "summary.csv").is_file():
             click.echo(f"The tables were of other cells than {experiment.where}: made anew.")
-        make_report(experiment, site, rows)
+        try:
+            make_report(experiment, site, rows)
+        except LeftOut as error:  # told below all that is made
+            left_out = error
     if html:
         click.echo(make_page(experiment, site, rows))
-        return
-    if _is_older(advice_file(site.name, experiment.name), tables / "summary.csv"):
-        make_advice(experiment, site, rows)
+    else:
+        if _is_older(advice_file(site.name, experiment.name), tables / "summary.csv"):
+            make_advice(experiment, site, rows)
+        _show_report(experiment, site, rows, every_row=every_row)
+    if also_site and not html:
+        given = click.get_current_context().params
+        configfile = enter_project(given["configfile"])
+        config, _ = config_at(configfile, scale=given["scale"])
+        figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
+        click.echo(f"sites:   {figure}")
+    if left_out:
+        raise left_out
+
+
+def _show_report(experiment: Any, site: Site, rows: list[MatrixRow], *, every_row: bool) -> None:
+    """The summary, and where tables, figures and the page lie."""
+    tables = tables_dir(site.name, experiment.name)
     click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
     figures = figures_dir(site.name, experiment.name)
     # The figure that is read first; a matrix without a second strategy has no speed-up.
@@ -211,12 +232,6 @@ def report(
             click.echo(f"{name} {place}")
     for line in slow_lines(slow_of(rows, site), site):
         click.echo(line)
-    if also_site:
-        given = click.get_current_context().params
-        configfile = enter_project(given["configfile"])
-        config, _ = config_at(configfile, scale=given["scale"])
-        figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
-        click.echo(f"sites:   {figure}")
 
 
 def _is_older(path: Path, other: Path) -> bool:

@@ -6,15 +6,20 @@ built-in name is left out with a warning.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import importlib
+import importlib.util
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, file_fault, shown
 from ddlbench.common.schema import nearest
 
 T = TypeVar("T")
@@ -50,6 +55,85 @@ def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
     return targets
 
 
+def described(group: str, name: str) -> str:
+    """How a sentence names a part: ``figure 'mine' of package mypackage``."""
+    package = _package_of(group, name)
+    return f"{kind_of(group)} {shown(name)}" + (f" of package {package}" if package else "")
+
+
+def _package_of(group: str, name: str) -> str:
+    """The package that adds a part; empty if it is built in."""
+    packages = (e.dist.name for e in entry_points(group=group) if e.name == name and e.dist)
+    return next(packages, "")
+
+
+def fault_text(error: BaseException) -> str:
+    """What a part's code raised, and its last line below ours: ``KeyError: 'k' (p.py, line 3)``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith((_OURS, contextlib.__file__))]
+    first = outside[0].filename if outside else ""
+    place = [f for f in outside if f.filename == first] or frames
+    where = f" ({Path(place[-1].filename).name}, line {place[-1].lineno})" if place else ""
+    return f"{type(error).__name__}: {_first_line(error)}{where}"
+
+
+@contextlib.contextmanager
+def within(group: str, name: str) -> Iterator[None]:
+    """Call the code of a part; what it raises by mistake becomes a sentence that names the part.
+
+    Raises:
+        ConfigError: the part raised it, or has a fault.
+        OSError: a built-in part cannot write or read a file.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a package's code does
+        if file_fault(error) and not _package_of(group, name):
+            raise
+        raise ConfigError(
+            f"{described(group, name)} has a fault in its code: {fault_text(error)}"
+        ) from error
+
+
+def why_no_target(target: str) -> str | None:
+    """Why ``module:attribute`` does not exist, without importing the module, which may need torch.
+
+    None if it does, or if only an import could tell.
+    """
+    module, colon, attribute = target.partition(":")
+    if not (colon and attribute.isidentifier()):
+        return f"{shown(target)} is no package.module:attribute"
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            return None
+        spec = None
+    except Exception:  # the package above it needs what is not here
+        return None
+    if spec is None:
+        return f"there is no module {module}"
+    try:
+        tree = ast.parse(Path(spec.origin or "").read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    words = {word for node in ast.walk(tree) for word in _bound(node)}
+    return None if words & {attribute, "*", "__getattr__"} else f"{module} has no {attribute}"
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Names that a statement or a target gives to something."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        yield node.name
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+
+
+_OURS = str(Path(__file__).resolve().parents[1])
 _MISSING = object()
 
 

@@ -44,6 +44,7 @@ from ddlbench.planning.strategy import (
     strategy_of,
     too_few_steps,
     why_not_compiled,
+    why_not_supported,
 )
 
 _FIELDS = {field.name for field in fields(Cell)}
@@ -338,7 +339,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         )
     return (
         site.why_too_small(cell)  # first: no batch or option mends it
-        or strategy.supports(cell)
+        or why_not_supported(cell, strategy)
         or why_not_compiled(cell, strategy)
         or site.supports(cell)
         or why_missing(strategy)

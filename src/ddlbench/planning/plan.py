@@ -25,13 +25,13 @@ Options are the fields of a dataclass with defaults, described by the text below
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
 from inspect import get_annotations
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from ddlbench.common.document import digest_of
-from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, first_line, shown
 from ddlbench.common.form import Form, WrongForm, read_form, schema_of
 from ddlbench.experiment.cell import Cell, OptionValue
 
@@ -221,6 +221,37 @@ class Options(PlanDetails):
         """The JSON schema of each option, by its name; ``examples`` are what ``tune`` tries."""
         options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
         return _schemas(options)
+
+
+def options_fault(options: type[Options]) -> str | None:
+    """What is wrong with the options of a strategy of another package; None if nothing is."""
+    name = options.__name__
+    written = [
+        word for base in options.__mro__ if issubclass(base, Options)
+        for word, kind in get_annotations(base).items() if "ClassVar" not in str(kind)
+    ]  # fmt: skip
+    known = {field.name: field.default for field in fields(options)}
+    if lost := [word for word in written if word not in known]:
+        return (
+            f"its options {name} have no field {lost[0]}; write "
+            f"@dataclass(frozen=True, kw_only=True) above class {name}"
+        )
+    for word, default in known.items():
+        if default is MISSING:
+            return f"its option {word} has no default; write {word}: int = 1, for instance"
+        if not isinstance(default, get_args(OptionValue)):
+            return (
+                f"its option {word} has the default {shown(default)}; "
+                "an option is a bool, int, float or str"
+            )
+    try:
+        options.schemas()
+    except Exception as error:  # pydantic's, of a type that no file can hold
+        return (
+            f"an option of {name} has a type that is not known "
+            f"({first_line(error)}); an option is a bool, int, float or str, or a Literal"
+        )
+    return None
 
 
 @cache

@@ -25,7 +25,13 @@ from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, Da
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.planning.plan import BlockSource, Plan
-from ddlbench.planning.strategy import Strategy, cut_by_profile, known_strategy, strategy_of
+from ddlbench.planning.strategy import (
+    Strategy,
+    cut_by_profile,
+    known_strategy,
+    strategy_of,
+    why_not_supported,
+)
 from ddlbench.planning.tried_networks import network_digest
 
 
@@ -139,14 +145,14 @@ def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
         The cell itself, with balance ``profile`` where it takes that, if no alternative helps.
     """
     cell = cut_by_profile(cell, strategy, written)
-    if strategy.supports(cell) is None and strategy.suits(cell):
+    if why_not_supported(cell, strategy) is None and strategy.suits(cell):
         return cell
     for values in islice(strategy.alternatives(cell), _MOST_ALTERNATIVES):
         if values.keys() & written.keys():
             continue
         options = strategy.check_options({**dict(cell.options), **values}, cell.strategy)
         other = cut_by_profile(cell.with_(options=tuple(options.items())), strategy, written)
-        if strategy.supports(other) is None:
+        if why_not_supported(other, strategy) is None:
             return other
     return cell
 

@@ -6,12 +6,14 @@ can check, plan and predict with it. It names the executor that runs on the node
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ddlbench.common.entry_points import described, why_no_target, within
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
@@ -21,7 +23,7 @@ from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.block_costs import BlockCost, blocks_of
 from ddlbench.planning.network_tables import NetworkTraits
-from ddlbench.planning.plan import BlockSource, Options, Plan, Process
+from ddlbench.planning.plan import BlockSource, Options, Plan, Process, options_fault
 
 if TYPE_CHECKING:
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Workload
 
 
+_GROUP = "ddlbench.strategies"
 DeviceKind = Literal["cpu", "cuda"]
 PARADL = ("paradl-authors", "paradl-corrected")
 """The two variants of ParaDL's predictor."""
@@ -335,8 +338,68 @@ def _class_of(name: str) -> type[Strategy]:
             f"strategy {shown(name)}: its options must be a subclass of Options "
             "(ddlbench.planning.plan)"
         )
-    check_class("ddlbench.strategies", name, loaded, ("name", "label", "family", "executor"))
+    check_class(_GROUP, name, loaded, ("name", "label", "family", "executor"))
+    if name not in STRATEGIES and (fault := _class_fault(name, loaded)):  # type: ignore[arg-type] # a class is hashable
+        raise ConfigError(f"{described(_GROUP, name)}: {fault}")
     return loaded
+
+
+@cache
+def _class_fault(name: str, strategy: type[Strategy]) -> str | None:
+    """What is wrong with the class of another package, and what to write; None if nothing is."""
+    missing = [
+        method
+        for method in ("supports", "placement")
+        if getattr(strategy, method) is getattr(Strategy, method)
+    ]
+    if missing:
+        return f"its class {strategy.__name__} lacks {' and '.join(missing)}; write what it lacks"
+    for role in ("executor", "replay"):
+        target = getattr(strategy, role)
+        why = why_no_target(str(target)) if target or role == "executor" else None
+        if why:
+            return f"its {role} is {shown(target)}, but {why}; write module:attribute of what is"
+    label = str(strategy.label).casefold()
+    for other in itertools.takewhile(lambda each: each != name, known(_GROUP)):
+        try:
+            taken = str(getattr(load(_GROUP, other), "label", "")).casefold()
+        except ConfigError:
+            continue
+        if label == taken and ":" not in name:
+            return f"its label {shown(strategy.label)} is that of {other}; write another label"
+    return options_fault(strategy.options)
+
+
+def why_not_supported(cell: Cell, strategy: Strategy) -> str | None:
+    """Why a cell cannot run with its strategy on any site; None if it can.
+
+    Of a strategy of another package, its placement is looked at, too.
+
+    Raises:
+        ConfigError: ``supports`` or ``placement`` has a fault.
+    """
+    if strategy.name in STRATEGIES:
+        return strategy.supports(cell)
+    whose = described(_GROUP, strategy.name)
+    with within(_GROUP, strategy.name):
+        why: object = strategy.supports(cell)
+        if isinstance(why, str) and why:
+            return why
+        if why not in (None, ""):
+            raise ConfigError(
+                f"{whose}: its supports returns {shown(why)}; return None, or the reason as text"
+            )
+        processes: object = strategy.placement(cell)
+    if not (
+        isinstance(processes, Sequence)
+        and processes
+        and all(isinstance(process, Process) for process in processes)
+    ):
+        raise ConfigError(
+            f"{whose}: its placement returns {shown(processes)}; return a tuple with a Process "
+            "for each rank"
+        )
+    return None
 
 
 class MissingStrategy(Strategy):
@@ -396,7 +459,7 @@ def cut_by_profile(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -
     """
     if "balance" in written or strategy.blocks_of(cell) is not None:
         return cell
-    if code_of(strategy.supports(cell)) != "unknown_blocks":
+    if code_of(why_not_supported(cell, strategy)) != "unknown_blocks":
         return cell
     options = strategy.check_options({**dict(cell.options), "balance": "profile"}, cell.strategy)
     return cell.with_(options=tuple(options.items()))

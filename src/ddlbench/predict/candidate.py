@@ -97,8 +97,7 @@ def assess(cell: Cell, known: Knowledge) -> Candidate:
     try:
         candidate = _assessed(cell, known)
     except ConfigError as error:
-        reason = Reason("no_prediction", f"no prediction: {error}")
-        candidate = Candidate(cell, label, reason=reason)
+        candidate = _unpredicted(Candidate(cell, label), str(error))
     except Exception as error:
         fault = f"fault in its code: {type(error).__name__}: {error}"
         return Candidate(cell, label, reason=Reason("fault", fault))
@@ -128,16 +127,21 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
         return replace(candidate, reason=other_update)
     # A rule of thumb decides the order; the times beside it come from measured links.
     named = MEASURED_LINKS if known.recommender == UNLESS_OOM else known.recommender
-    predictor = predictor_for(named, cell.strategy, site.compute_kind)
-    if predictor is None:
-        why = f"recommender {known.recommender} has no predictor for it on {site.compute_kind}"
-        return replace(candidate, reason=Reason("no_prediction", f"no prediction: {why}"))
     try:
+        predictor = predictor_for(named, cell.strategy, site.compute_kind)
+        if predictor is None:
+            why = f"recommender {known.recommender} has no predictor for it on {site.compute_kind}"
+            return _unpredicted(candidate, why)
         workload = known.inputs.workload(cell)
         prediction = predicted(predictor, workload, plan, known)
     except ConfigError as error:  # runs are still held against the bound
-        return replace(candidate, reason=Reason("no_prediction", f"no prediction: {error}"))
+        return _unpredicted(candidate, str(error))
     return _with_prediction(candidate, prediction, workload, plan, known)
+
+
+def _unpredicted(candidate: Candidate, why: str) -> Candidate:
+    reason = Reason("no_prediction", f"no prediction: {why}")
+    return replace(candidate, reason=reason, unpredicted=why)
 
 
 def predicted(

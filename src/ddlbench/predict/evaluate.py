@@ -17,7 +17,6 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import median_interval
 from ddlbench.experiment.cell import Cell, in_path
 from ddlbench.experiment.paths import RESULTS, result_file
-from ddlbench.experiment.registry import known
 from ddlbench.experiment.result import InvalidResult, Result, cell_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
@@ -38,6 +37,7 @@ from ddlbench.predict.prediction import (
     Predictor,
     modelled_strategies,
     predictor_of,
+    usable_predictors,
 )
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def predictions(
     here = Knowledge(site, inputs, history)
     plan_of = cache(partial(plan_at, site=site.name, results_root=results_root))
     records, reasons = [], []
-    for name in names or known("ddlbench.predictors"):
+    for name in names or usable_predictors():
         predictor = predictor_of(name)
         modelled = modelled_strategies(predictor)
         for outcome in outcomes:

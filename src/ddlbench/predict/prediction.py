@@ -13,13 +13,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import isfinite
+from numbers import Real
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.entry_points import described, within
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, check_class, known, load
@@ -32,6 +36,8 @@ from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable
 
+_LOG = logging.getLogger(__name__)
+_GROUP = "ddlbench.predictors"
 DEFAULT_PREDICTOR = "ddlbench"  # that of every strategy, which is asked unless another is named
 
 
@@ -271,13 +277,36 @@ def ask(
         raise NotPredictable(
             f"{predictor.name} is of {', '.join(modelled)}, not of {cell.strategy}"
         )
-    prediction = predictor.predict(workload, links, plan, cell, history)
+    if predictor.name in PREDICTORS:
+        prediction = predictor.predict(workload, links, plan, cell, history)
+    else:
+        with within(_GROUP, predictor.name):
+            prediction = predictor.predict(workload, links, plan, cell, history)
+    if why := _why_no_prediction(prediction):
+        raise NotPredictable(f"{described(_GROUP, predictor.name)} has a fault: {why}")
+    prediction = replace(prediction, predictor=predictor.name)
     if prediction.memory_bytes:
         return prediction
     try:
         return replace(prediction, memory_bytes=memory_bytes(workload, plan))
     except ConfigError as error:
         return replace(prediction, notes=joined(prediction.notes, f"no memory: {error}"))
+
+
+def _why_no_prediction(prediction: object) -> str | None:
+    """Why what a predictor returned is no prediction; None if it is one."""
+    if not isinstance(prediction, Prediction):
+        return f"it returns {shown(prediction)}; return a Prediction"
+    for name in PARTS:
+        seconds = getattr(prediction, name)
+        if not (isinstance(seconds, Real) and isfinite(seconds) and float(seconds) >= 0):
+            return f"its {name} is {shown(seconds)}; write seconds, 0 or more"
+    if not prediction.step_s:
+        return "its step takes 0 s; write the seconds of the computation"
+    numbers = (*(prediction.interval_s or ()), *prediction.memory_bytes)
+    if not all(isinstance(number, Real) and isfinite(number) for number in numbers):
+        return "its interval_s or memory_bytes holds what is no number; write seconds and bytes"
+    return None
 
 
 def modelled_strategies(predictor: Predictor) -> tuple[str, ...] | None:
@@ -301,16 +330,52 @@ def predictor_of(name: str) -> Predictor:
     Raises:
         ConfigError: no predictor has this name, or the name stands for something else.
     """
-    predictor_class = load("ddlbench.predictors", name)
+    predictor_class = load(_GROUP, name)
     if not (
         isinstance(predictor_class, type) and callable(getattr(predictor_class, "predict", None))
     ):
         raise ConfigError(
             f"{name!r} is not a predictor: it must name a class with a predict method"
         )
-    check_class("ddlbench.predictors", name, predictor_class, ("name", "source"))
-    predictor: Predictor = predictor_class()
+    check_class(_GROUP, name, predictor_class, ("name", "source"))
+    with within(_GROUP, name):
+        predictor: Predictor = predictor_class()
+    if getattr(predictor_class, "model", None) is BuiltInPredictor.model:
+        raise ConfigError(
+            f"{described(_GROUP, name)}: its class {predictor_class.__name__} lacks model; "
+            "write model(self, inputs), which returns a Prediction"
+        )
+    of = getattr(predictor, "strategies", ())
+    if of is not None and not (
+        isinstance(of, tuple | list) and all(isinstance(each, str) for each in of)
+    ):
+        named = f"({of!r},)" if isinstance(of, str) else "a tuple of names, or None for every one"
+        raise ConfigError(
+            f"{described(_GROUP, name)}: its strategies are {shown(of)}; write {named}"
+        )
     return predictor
+
+
+def usable_predictors() -> list[str]:
+    """Names of the predictors that can be asked; one whose package is broken is told once."""
+    return [name for name in known(_GROUP) if _is_usable(name)]
+
+
+def _is_usable(name: str) -> bool:
+    if name in PREDICTORS:
+        return True
+    try:
+        predictor_of(name)
+    except ConfigError as error:
+        _warn(f"{described(_GROUP, name)} is left out: {error}")
+        return False
+    return True
+
+
+@cache
+def _warn(sentence: str) -> None:
+    """Say it once, however many cells are predicted."""
+    _LOG.warning("%s", sentence)
 
 
 def joined(*remarks: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -343,9 +408,9 @@ def predictor_for(recommender: str, strategy: str, compute_kind: ComputeKind) ->
     Raises:
         ConfigError: there is no such recommender.
     """
-    named = recommender if recommender in known("ddlbench.predictors") else None
+    named = recommender if recommender in known(_GROUP) else None
     if named is None and recommender not in RECOMMENDERS:
-        names = [*RECOMMENDERS, UNLESS_OOM, *known("ddlbench.predictors")]
+        names = [*RECOMMENDERS, UNLESS_OOM, *known(_GROUP)]
         remark = nearest(recommender, names)
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
     if named is not None and named != DEFAULT_RECOMMENDER:
@@ -353,7 +418,7 @@ def predictor_for(recommender: str, strategy: str, compute_kind: ComputeKind) ->
     predictor = None if named else _named_predictor(recommender, strategy, compute_kind)
     if predictor is not None or strategy in STRATEGIES:
         return predictor or named
-    for name in known("ddlbench.predictors"):
+    for name in usable_predictors():
         if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
             return name
     return named

@@ -239,6 +239,7 @@ class Candidate:
         belief: what is known of its step: by its runs, else by the prediction and by the runs of
             other candidates; None if nothing is.
         reason: why it is not ranked; empty if it is.
+        unpredicted: why it has no prediction, also where its runs rank it; else empty.
         beyond: why only its prediction is known: the site is too small to run it; else empty.
         chance: probability that it is the fastest of the ranked ones; None if it is not ranked.
         chance_to_win: probability that it is faster than the first of the ranking.
@@ -255,6 +256,7 @@ class Candidate:
     expected: Belief | None = None
     belief: Belief | None = None
     reason: str = ""
+    unpredicted: str = ""
     beyond: str = ""
     chance: float | None = None
     chance_to_win: float = 0.0

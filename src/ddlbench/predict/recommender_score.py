@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import BASE, known
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Status
 from ddlbench.predict.accuracy import ALL
@@ -31,6 +31,7 @@ from ddlbench.predict.prediction import (
     predictor_for,
     predictor_of,
     recommenders_on,
+    usable_predictors,
 )
 
 _TIE = 1e-9
@@ -158,7 +159,7 @@ COLUMNS_8_2 = (
 
 def judged(compute_kind: ComputeKind) -> list[tuple[str, bool]]:
     """Names of all recommenders on such devices, and whether each is a baseline."""
-    alone = [name for name in known("ddlbench.predictors") if predictor_of(name).strategies is None]
+    alone = [name for name in usable_predictors() if predictor_of(name).strategies is None]
     return [
         *((name, False) for name in recommenders_on(compute_kind)),
         *((name, predictor_of(name).baseline) for name in alone),

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.entry_points import within
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.report.footer import Context
 from ddlbench.report.predicted import read_predicted
-from ddlbench.report.registry import FIGURES, FigureEntry, names_of, prediction_figure
+from ddlbench.report.registry import (
+    FIGURES,
+    FigureEntry,
+    left_out_text,
+    names_of,
+    prediction_figure,
+)
 from ddlbench.report.tables import read_tables, write_table
 
 
@@ -31,10 +38,44 @@ def draw_figure(figure: str | FigureEntry, png: Path, *inputs: Any) -> Path:
     with style():
         drawn = entry.function()(*inputs)
         picture, plotted = drawn if isinstance(drawn, tuple) else (drawn, None)
+        if not hasattr(picture, "savefig"):
+            raise ConfigError(
+                f"{entry.draw} returns {shown(picture)} for a figure; return (figure, table)"
+            )
         if plotted is not None:
             write_table(png.with_suffix(".csv"), plotted)
         save_figure(picture, png)
     return png
+
+
+class LeftOut(ConfigError):  # noqa: N818 - a state of a report, shown as such
+    """Some figures could not be drawn; the others are made. The message names each, and why."""
+
+    def __init__(self, faults: Iterable[str], made: Sequence[Path] = ()) -> None:
+        super().__init__("\n".join(dict.fromkeys(faults)))
+        self.made = list(made)
+
+
+def draw_each(pictures: Mapping[str, Path], draw: Callable[[str], object]) -> list[Path]:
+    """Draw figures, by name; one that fails costs no other, and its earlier files are deleted.
+
+    Raises:
+        LeftOut: some failed.
+    """
+    made, faults = [], []
+    for name, png in pictures.items():
+        try:
+            with within(FIGURES.group, name):
+                draw(name)
+        except ConfigError as error:
+            faults.append(left_out_text(name, str(error)))
+            for suffix in (".png", ".pdf", ".csv"):
+                png.with_suffix(suffix).unlink(missing_ok=True)
+        else:
+            made.append(png)
+    if faults:
+        raise LeftOut(faults, made)
+    return made
 
 
 def make_figure(
@@ -69,17 +110,20 @@ def make_prediction_figures(
     """Draw the figures of predictions that ``prediction_figures_for`` names.
 
     Raises:
+        LeftOut: some could not be drawn.
         ConfigError: there is no such figure, or a file is missing or wrong.
     """
     predicted = read_predicted(predictions_json, tables_dir, results)
     strategies = list(dict.fromkeys(map(str, predicted.predictions["strategy"])))
-    made = []
-    for name in names:
-        figure = prediction_figure(name, strategies)
+    figures = {name: prediction_figure(name, strategies) for name in names}
+    pictures = {name: out_dir / f"{name}.png" for name in figures}
+
+    def draw(name: str) -> None:
         inputs = (predicted, Context(site_description, paper=paper))
-        of_strategy = (figure.strategy,) if figure.strategy else ()
-        made.append(draw_figure(figure.entry, out_dir / f"{name}.png", *inputs, *of_strategy))
-    return made
+        of_strategy = (figures[name].strategy,) if figures[name].strategy else ()
+        draw_figure(figures[name].entry, pictures[name], *inputs, *of_strategy)
+
+    return draw_each(pictures, draw)
 
 
 def make_links_figures(links: Links, folder: Path) -> list[Path]:

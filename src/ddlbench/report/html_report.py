@@ -225,8 +225,9 @@ class PageFigures:
             name: (self._figures_dir, [ReportFigure(name, FIGURES[name])]) for name in of_advice
         }
         self._groups |= {name: (self._figures_dir, [each]) for name, each in self._measured.items()}
+        of_predictions = names_of("prediction", "strategy")
         for figure in prediction_figures_for(rows).values():
-            name = next(n for n, entry in FIGURES.items() if entry == figure.entry)
+            name = next(n for n in of_predictions if FIGURES[n] == figure.entry)
             self._groups.setdefault(name, (beside, []))[1].append(figure)
 
     def of(self, section: PageSection) -> Iterator[Captioned]:

@@ -25,11 +25,11 @@ from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.predict.recommender_score import published_cases, table_8_1, table_8_2, with_choices
 from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.choice_tables import beside_printed, write_choices
-from ddlbench.report.drawing import draw_figure, make_prediction_figures
+from ddlbench.report.drawing import LeftOut, draw_each, draw_figure, make_prediction_figures
 from ddlbench.report.figures.conditions import table_6_1
 from ddlbench.report.footer import Context
 from ddlbench.report.html_report import make_html_report
-from ddlbench.report.registry import prediction_figures_for
+from ddlbench.report.registry import faulty_figures, prediction_figures_for
 from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:
@@ -37,15 +37,30 @@ if TYPE_CHECKING:
 
 
 def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:
-    """Tables, figures and HTML report of the results that are there; returns the figures."""
+    """Tables, figures and HTML report of the results that are there; returns the figures.
+
+    Raises:
+        LeftOut: some figures could not be drawn; all else is made.
+    """
     tables = tables_dir(site.name, experiment.name)
     make_tables(experiment.name, site.name, rows, RESULTS, tables)
-    figures = []
-    for name in figures_for(rows):
-        figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
-        make_figure(name, tables, figures[-1], site.description, experiment.paper)
+    folder = figures_dir(site.name, experiment.name)
+    pictures = {name: folder / f"{name}.png" for name in figures_for(rows)}
+    faults = faulty_figures()
+    try:
+        made = draw_each(
+            pictures,
+            lambda name: make_figure(
+                name, tables, pictures[name], site.description, experiment.paper
+            ),
+        )
+    except LeftOut as error:
+        made = error.made
+        faults += str(error).splitlines()
     make_page(experiment, site, rows)
-    return figures
+    if faults:
+        raise LeftOut(faults, made)
+    return made
 
 
 def make_advice(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> Path:
@@ -101,7 +116,11 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
 def draw_predictions(
     experiment: Experiment, site: Site, rows: list[MatrixRow], names: Sequence[str] | None = None
 ) -> list[Path]:
-    """Draw figures of the predictions that are there: all that suit the matrix, or those named."""
+    """Draw figures of the predictions that are there: all that suit the matrix, or those named.
+
+    Raises:
+        LeftOut: some could not be drawn; the others are made.
+    """
     return make_prediction_figures(
         names or prediction_figures_for(rows),
         predictions_file(site.name, experiment.name),

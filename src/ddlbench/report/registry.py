@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ddlbench.common.entry_points import Registry, load_target
-from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import read_yaml
+from ddlbench.common.entry_points import Registry, described, load_target
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, known
+from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
 
 Rows = Sequence[MatrixRow]
@@ -199,8 +199,16 @@ class ReportFigure:
 
 def _of_package(name: str, target: str) -> FigureEntry:
     entry = load_target(name, target)
-    if not isinstance(entry, FigureEntry) or entry.kind not in get_args(FigureKind):
-        raise ConfigError(f"figure {name!r}: {target} is no FigureEntry of a known kind")
+    if not isinstance(entry, FigureEntry):
+        raise ConfigError(
+            f"figure {name!r}: {target} is {shown(entry)}; write FigureEntry(kind, draw)"
+        )
+    kinds = get_args(FigureKind)
+    if entry.kind not in kinds:
+        raise ConfigError(
+            f"figure {name!r}: {target} has the kind {shown(entry.kind)}; "
+            f"{nearest(entry.kind, kinds)}"
+        )
     if not re.fullmatch(r"[a-z0-9_]+", name):
         raise ConfigError(f"figure {name!r} ({target}): write a name of a-z, 0-9 and _")
     return entry
@@ -276,14 +284,49 @@ FIGURES: Registry[FigureEntry] = Registry(
 
 
 def names_of(*kinds: FigureKind) -> list[str]:
-    """Names of all figures of these kinds."""
-    return [name for name, entry in FIGURES.items() if entry.kind in kinds]
+    """Names of all figures of these kinds that can be loaded; :func:`faulty_figures` has others."""
+    return [name for name in FIGURES if not _fault(name) and FIGURES[name].kind in kinds]
+
+
+def faulty_figures() -> list[str]:
+    """A sentence for each figure of another package that cannot be loaded."""
+    faults = {name: _fault(name, with_function=True) for name in FIGURES.third_party}
+    return [left_out_text(name, fault) for name, fault in faults.items() if fault]
+
+
+def left_out_text(name: str, fault: str) -> str:
+    """The sentence for a figure that is left out; it names the figure and its package."""
+    whose = described(FIGURES.group, name)
+    return f"{fault if whose in fault else f'{whose}: {fault}'}; it is left out"
+
+
+def _fault(name: str, *, with_function: bool = False) -> str:
+    """Why a figure of another package cannot be loaded; empty if it can."""
+    if name in FIGURES.built_in:
+        return ""
+    try:
+        entry = FIGURES[name]
+        if with_function:  # whose module may import what is slow
+            entry.function()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _applies(name: str, rows: Rows) -> bool:
+    """Whether a matrix has something to show; one that cannot tell fails where it is drawn."""
+    try:
+        return bool(FIGURES[name].applicable(rows))
+    except Exception:
+        if name in FIGURES.built_in:
+            raise
+        return True
 
 
 def figures_for(rows: Rows) -> dict[str, ReportFigure]:
     """The figures that a matrix has something to show in, by the names of their files."""
     every = {name: ReportFigure(name, FIGURES[name]) for name in names_of("experiment")}
-    return {name: figure for name, figure in every.items() if figure.entry.applicable(rows)}
+    return {name: figure for name, figure in every.items() if _applies(name, rows)}
 
 
 def prediction_figures_for(rows: Rows) -> dict[str, ReportFigure]:
@@ -292,9 +335,7 @@ def prediction_figures_for(rows: Rows) -> dict[str, ReportFigure]:
     predicted = _strategies_with_models()
     every = _prediction_figures(strategy for strategy in strategies if strategy in predicted)
     return {
-        name: figure
-        for name, figure in every.items()
-        if figure.strategy or figure.entry.applicable(rows)
+        name: figure for name, figure in every.items() if figure.strategy or _applies(name, rows)
     }
 
 
@@ -346,9 +387,13 @@ def _entry_of(name: str) -> FigureEntry | None:
 
 
 def _strategies_with_models() -> set[str]:
-    from ddlbench.predict.prediction import modelled_strategies, predictor_of  # noqa: PLC0415
+    from ddlbench.predict.prediction import (  # noqa: PLC0415 - slow to import
+        modelled_strategies,
+        predictor_of,
+        usable_predictors,
+    )
 
     named: set[str] = set()
-    for name in known("ddlbench.predictors"):  # slow to import
+    for name in usable_predictors():
         named |= set(modelled_strategies(predictor_of(name)) or ())
     return named

@@ -116,6 +116,9 @@ class Run:
         check_results(site.name, [*written, *map(Path, self.results())])
         parts = try_own_parts(site, self.rows)
         _remark(*parts.data, *parts.remarks, *parts.unsupported_remarks())
+        from ddlbench.report.registry import faulty_figures  # noqa: PLC0415 - see above
+
+        _remark(*faulty_figures())
         begin(site)
         finished = finished_of(self.cells, site.name)
         waiting = [self.cells[cell_id] for cell_id in finished.waiting(self.cells)]
@@ -145,6 +148,9 @@ class Run:
             from ddlbench.report.products import make_report  # noqa: PLC0415 - see above
 
             make_report(self.experiment, self.site, self.rows)
+        except ConfigError as error:  # a figure that is left out; the rest is made
+            for sentence in str(error).splitlines():
+                _say(f"ddlbench: {sentence}")
         except (KeyboardInterrupt, OSError) as error:
             why = f" ({file_fault(error) or error})" if isinstance(error, OSError) else ""
             _say(f"tables and figures are as they were{why}; make them with: ddlbench report")

@@ -96,14 +96,14 @@ def tiny(third_party):
     )
 
 
-def _experiment(dataset: str, network: str):
+def _experiment(dataset: str, network: str, strategy: str = "sequential"):
     return parse_experiment(
         {
             "experiment": "toy",
             "matrix": {
                 "dataset": [dataset],
                 "network": [network],
-                "strategy": ["sequential"],
+                "strategy": [strategy],
                 "geometry": ["1x1"],
             },
             "settings": {"batch_size": 4},
@@ -199,6 +199,75 @@ def test_a_class_that_its_entry_point_does_not_fit_is_named(
     third_party("odd_classes", ODD_CLASSES, {f"ddlbench.{group}": {"odd": target}})
     with pytest.raises(ConfigError, match=f"{group[:-4]}.* 'odd': .*{sentence}"):
         find("odd")
+
+
+FAULTY = """
+from dataclasses import dataclass
+from ddlbench.planning.data_parallel import DataParallel
+from ddlbench.planning.plan import Options
+from ddlbench.planning.strategy import Strategy
+
+class Executor: ...
+
+class Plain(Options):
+    every: int = 2
+
+@dataclass(frozen=True, kw_only=True)
+class OfComplex(Options):
+    every: complex = 1j
+
+@dataclass(frozen=True, kw_only=True)
+class OfLists(Options):
+    every: "list[Executor]" = 1
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(Options):
+    every: int
+
+class Mine({base}):
+    name, label, family, executor = "mine", "Mine", "data parallel", "faulty:Executor"
+    {body}
+"""
+FAULTS_OF_A_CLASS = {
+    "executor = 'faulty:Nope'": "executor is 'faulty:Nope', but faulty has no Nope; write",
+    "executor = 'faulty_elsewhere.a:Nope'": "but there is no module faulty_elsewhere.a; write",
+    "executor = 'Nope'": "executor is 'Nope', but 'Nope' is no package.module:attribute; write",
+    "replay = 'faulty:nope'": "replay is 'faulty:nope', but faulty has no nope; write",
+    "label = 'DDP'": "label 'DDP' is that of ddp; write another label",
+    "options = Plain": r"have no field every; write @dataclass\(.*\) above class Plain",
+    "options = OfComplex": "option every has the default 1j; an option is a bool, int",
+    "options = OfLists": "an option of OfLists has a type that is not known",
+    "options = Bare": "option every has no default; write every: int = 1",
+    "supports = lambda self, cell: True": "supports returns True; return None, or the reason",
+    "supports = lambda self, cell: 1 / 0": r"fault in its code: ZeroDivisionError: .*\(faulty.py",
+    "placement = lambda self, cell: []": r"placement returns \[\]; return a tuple with a Process",
+    "placement = lambda self, cell: 3": "placement returns 3; return a tuple with a Process",
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "sentence"),
+    [
+        ("Strategy", "pass", "its class Mine lacks supports and placement; write"),
+        *(("DataParallel", *fault) for fault in FAULTS_OF_A_CLASS.items()),
+    ],
+)
+def test_a_faulty_strategy_is_refused_before_anything_runs(third_party, base, body, sentence):
+    source = FAULTY.format(base=base, body=body)
+    third_party("faulty", source, {"ddlbench.strategies": {"mine": "Mine"}})
+    experiment = _experiment("mnist", "mlp", "mine")
+    with pytest.raises(ConfigError, match=f"strategy 'mine' of package faulty.*{sentence}"):
+        expand(experiment, load_site("local"))
+
+
+def test_a_strategy_without_a_fault_is_planned(third_party):
+    third_party(
+        "faulty",
+        FAULTY.format(base="DataParallel", body="pass"),
+        {"ddlbench.strategies": {"mine": "Mine"}},
+    )
+    (row,) = expand(_experiment("mnist", "mlp", "mine"), load_site("local"))
+    assert row.unsupported is None
 
 
 @pytest.mark.parametrize(

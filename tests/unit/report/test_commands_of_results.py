@@ -161,3 +161,48 @@ def test_status_names_a_node_under_which_several_jobs_failed(rows):
         values = {"reason": f"a node of job {number} failed (n3)", "reason_code": "node_failed"}
         (folder / "failure.json").write_text(json.dumps(values))
     assert "slow:    n3, lost: 2 jobs lost it" in output_of("status")
+
+
+FIGURES = """
+from ddlbench.report.registry import FigureEntry
+
+RAISING = FigureEntry("experiment", "bad_figures:draw")
+NOTHING = FigureEntry("experiment", "bad_figures:draw_nothing")
+UNSURE = FigureEntry("experiment", "bad_figures:draw", lambda rows: 1 / 0)
+KIND = FigureEntry("experimnt", "bad_figures:draw")
+
+def draw(tables, context):
+    raise KeyError("k")
+
+def draw_nothing(tables, context):
+    return None
+"""
+LEFT_OUT = {
+    "odd": r"bad_figures:KIND has the kind 'experimnt'; did you mean 'experiment'\?",
+    "raising": r"has a fault in its code: KeyError: 'k' \(bad_figures.py, line 10\)",
+    "unsure": "has a fault in its code: KeyError",
+    "nothing": r"bad_figures:draw_nothing returns None for a figure; return \(figure, table\)",
+}
+
+
+def test_a_figure_with_a_fault_costs_no_other(rows, third_party, monkeypatch, capsys):
+    entries = {"odd": "KIND", "raising": "RAISING", "unsure": "UNSURE", "nothing": "NOTHING"}
+    third_party("bad_figures", FIGURES, {"ddlbench.figures": entries})
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    stale = RESULTS / "local" / "demo" / "figures" / "raising.png"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"of an earlier run")
+    monkeypatch.setattr(sys, "argv", ["ddlbench", "report"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "page:    results/local/demo/report.html" in shown.out
+    drawn = {path.stem for path in stale.parent.glob("*.png")}
+    assert {"speedup", "memory", "utilisation"} <= drawn
+    assert not drawn & {*LEFT_OUT}
+    lines = shown.err.splitlines()
+    assert len(lines) == len(LEFT_OUT)
+    for line, (name, why) in zip(lines, LEFT_OUT.items(), strict=True):
+        assert re.search(f"figure '{name}'.* of package bad.figures.*{why}.*left out", line), line

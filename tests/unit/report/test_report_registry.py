@@ -1,6 +1,7 @@
 """One registry of figures: a figure of another package is one module and one entry point."""
 
 import re
+from typing import get_args
 
 import pytest
 from report_factory import SITE_NAME, matrix, write_all
@@ -8,8 +9,15 @@ from report_factory import SITE_NAME, matrix, write_all
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
-from ddlbench.report.registry import caption_of, names_of, prediction_figures_for
+from ddlbench.report.registry import (
+    FigureKind,
+    caption_of,
+    faulty_figures,
+    names_of,
+    prediction_figures_for,
+)
 
+IMPORT = "from ddlbench.report.registry import FigureEntry"
 TOY = """
 import importlib
 
@@ -60,17 +68,26 @@ def test_the_workflow_takes_names_with_digits():
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("ENTRY = 3", "no FigureEntry of a known kind"),
+        ("ENTRY = 3", r"is 3; write FigureEntry\(kind, draw\)"),
         (
-            "from ddlbench.report.registry import FigureEntry\nENTRY = FigureEntry('pie', 'a:b')",
-            "no FigureEntry of a known kind",
+            f"{IMPORT}\nENTRY = FigureEntry('experimnt', 'a:b')",
+            "has the kind 'experimnt'; did you mean 'experiment'",
+        ),
+        ("1 / 0", "its module fails on import, ZeroDivisionError: division by zero"),
+        (
+            f"{IMPORT}\nENTRY = FigureEntry('links', 'a:b')",
+            "",
         ),
     ],
 )
 def test_an_entry_that_is_none_is_named(third_party, entry, says):
     third_party("odd_figures", entry, {"ddlbench.figures": {"odd": "ENTRY"}})
-    with pytest.raises(ConfigError, match=f"figure 'odd': odd_figures:ENTRY is {says}"):
-        FIGURES["odd"]
+    if says:
+        with pytest.raises(ConfigError, match=f"odd.*{says}"):
+            FIGURES["odd"]
+        assert "odd" not in names_of(*get_args(FigureKind))
+    (sentence,) = faulty_figures()  # `plan` and `report` tell it
+    assert re.search(f"figure 'odd' of package odd.figures: .*{says}.*; it is left out", sentence)
 
 
 def test_every_figure_is_there_and_has_a_caption_in_the_html_report():
