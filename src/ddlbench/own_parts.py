@@ -231,14 +231,14 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
         ConfigError: a network or a folder of data cannot work; the sentence says why.
     """
     cells = [row.cell for row in rows if row.unsupported is None]
-    own = [cell for cell in cells if cell.network not in NETWORKS.built_in]
-    pairs = {(cell.network, cell.dataset) for cell in own}
+    not_built_in = [cell for cell in cells if cell.network not in NETWORKS.built_in]
+    pairs = {(cell.network, cell.dataset) for cell in not_built_in}
     real = [cell for cell in cells if cell.data_source == "real"]
     if not pairs and not real:
         return OwnParts()
     waiting = finished_of((c.id for c in cells), site.name).waiting(c.id for c in cells)
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
-    remarks = dict.fromkeys(other_code_remark(site, own))
+    remarks = dict.fromkeys(other_code_remark(site, not_built_in))
     tried = _try_networks(sorted(pairs & used), site, remarks)
     # Of some networks they cannot be counted.
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
