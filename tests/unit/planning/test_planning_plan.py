@@ -31,7 +31,7 @@ class ParameterServer(Strategy):
     name: ClassVar[str] = "parameter-server"
     label: ClassVar[str] = "Parameter server"
     family: ClassVar[str] = "data parallel"
-    executor: ClassVar[str] = "nowhere:Executor"
+    executor: ClassVar[str] = f"{__name__}:ServerOptions"
     synchronous: ClassVar[bool] = False
     options: ClassVar[type[Options]] = ServerOptions
 
