@@ -203,7 +203,7 @@ def report(
     if html:
         click.echo(make_page(experiment, site, rows))
     else:
-        if _is_older(advice_file(site.name, experiment.name), tables / "summary.csv"):
+        if there and _is_older(advice_file(site.name, experiment.name), tables / "summary.csv"):
             make_advice(experiment, site, rows)
         _show_report(experiment, site, rows, every_row=every_row)
     if also_site and not html:

@@ -396,9 +396,11 @@ _MANY_LEFT_OVER = 0.05  # of an epoch's samples
 
 
 def _left_over(cells: Iterable[Cell], own_parts: OwnParts) -> Iterator[str]:
-    """A sentence if many samples of an epoch fill no batch, of the cell that leaves most."""
+    """A sentence if many of the user's samples fill no batch, of the cell that leaves most."""
     shares: dict[tuple[str, int, int, int], float] = {}
     for cell in cells:
+        if cell.data_source == "synthetic":
+            continue
         samples = train_samples(cell, own_parts)
         steps, left = divmod(samples, cell.batch_size)
         is_cut = cell.max_steps is not None and cell.max_steps < steps

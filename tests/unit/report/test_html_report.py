@@ -191,8 +191,7 @@ def test_sections_name_what_there_is():
 
 def test_a_figure_that_no_section_names_has_a_place(reported, monkeypatch):
     entry = FigureEntry("experiment", "package.module:draw", caption="Heat of devices. More.")
-    monkeypatch.setattr("ddlbench.report.html_report.FIGURES", {**FIGURES, "heat": entry})
-    monkeypatch.setattr("ddlbench.report.registry.FIGURES", {**FIGURES, "heat": entry})
+    monkeypatch.setitem(FIGURES.built_in, "heat", entry)
     page = Page(reported(figures=("speedup", "heat")).read_text())
     at = page.headings.index("Further figures")
     assert page.headings[at + 1] == "Heat of devices"
