@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -134,7 +135,10 @@ class Project:
         return results
 
     def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
-        return (run.stdout + run.stderr).count("has been submitted with SLURM jobid")
+        """Jobs that a run has submitted, alone or as tasks of an array."""
+        text = run.stdout + run.stderr
+        tasks = re.findall(r"Submitted (\d+) jobs as SLURM job array", text)
+        return text.count("has been submitted with SLURM jobid") + sum(map(int, tasks))
 
 
 class WatchedRun:
