@@ -98,7 +98,7 @@ def measured_with_other_code(site: Site, cells: Iterable[Cell]) -> list[Cell]:
         digest = now.setdefault(cell.network, network_digest(cell.network))
         with suppress(InvalidResult, OSError):
             if digest is not None:
-                then = read_result(result_file(site.name, cell.id)).own_network
+                then = read_result(result_file(site.name, cell.id)).inputs.network_digest
                 others += [cell] if then not in (None, digest) else []
     return others
 
@@ -243,13 +243,13 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     # Of some networks they cannot be counted.
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
     operations = {pair: count for pair, count in counted.items() if count}
-    in_wait = [cell for cell in cells if cell.id in waiting]
-    remarks.update(dict.fromkeys(_on_networks(tried, in_wait)))
+    to_run = [cell for cell in cells if cell.id in waiting]
+    remarks.update(dict.fromkeys(_on_networks(tried, to_run)))
     folders = look(site, real, waiting)
     remarks.update(dict.fromkeys((*folders.remarks, *folders.others_remark(site, real))))
     images = folders.images(real)
     _check_counts(site, [cell for cell in real if cell.id in waiting], images)
-    unsupported = dict(_unsupported(tried, in_wait, site))
+    unsupported = dict(_unsupported(tried, to_run, site))
     return OwnParts(operations, images, tuple(remarks), folders.described(), unsupported)
 
 

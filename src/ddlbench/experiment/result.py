@@ -412,8 +412,7 @@ class NewerResult(InvalidResult):
     """A result that a newer ddlbench wrote: it is no fault, and nobody measures over it."""
 
 
-DIVERGED = "training diverged"
-"""How the note on a loss that is no number begins."""
+DIVERGED = "training diverged"  # how the note on a loss that is no number begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,11 +497,6 @@ class Result(Form):
         except ConfigError:
             return None
         return self.inputs.dataset_digest if is_own else None
-
-    @property
-    def own_network(self) -> str | None:
-        """Digest of the code of a network that is not built in; None of a built-in one."""
-        return self.inputs.network_digest
 
 
 _DOCUMENT = Document(

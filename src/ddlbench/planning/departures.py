@@ -101,7 +101,8 @@ class Trained:
         if result.status != Status.OK or result.training is None or result.accelerator is not None:
             return None
         synchronous = result.update_semantics == "synchronous" and _sums_one_batch(cell, result)
-        return cls(cell, result.training, synchronous, result.own_data, result.own_network)
+        code = result.inputs.network_digest
+        return cls(cell, result.training, synchronous, result.own_data, code)
 
     @property
     def is_base(self) -> bool:

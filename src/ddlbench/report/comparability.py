@@ -220,7 +220,7 @@ class Circumstances:
             names = [result.link.host]
         return cls(
             own_data=_each_once([result.own_data]),
-            own_network=_each_once([result.own_network]),
+            own_network=_each_once([result.inputs.network_digest]),
             processors=_each_once(model for models in gpus for model in models)
             if on_gpus
             else hosts,
@@ -282,11 +282,8 @@ def unlike_base(base: Circumstances, cell: Circumstances) -> list[Note]:
 
 def other_than_base(base: Result, cell: Result) -> str:
     """What the base of a cell did with other data or code of the user's; empty if nothing."""
-    for kind in _KINDS:
-        both = {getattr(base, kind.name), getattr(cell, kind.name)} if kind.name in _CALLED else ()
-        if None not in both and len(both) > 1:
-            return kind.clause
-    return ""
+    notes = unlike_base(Circumstances.of(base), Circumstances.of(cell))
+    return next((note.clause for note in notes if note.about in _CALLED), "")
 
 
 def unlike_repeats(runs: pd.DataFrame, *, forbid: bool) -> list[Note]:
@@ -322,7 +319,7 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
             texts = _differing_versions(texts)
         if len(set(texts)) > 1 and not (kind.of_machine and machine_noted):
             machine_noted |= kind.of_machine
-            short = kind.name in ("own_data", "own_network", "commit")
+            short = kind.name in (*_CALLED, "commit")
             # Notes are parted by what parts entries of a column.
             yield kind, [short_commit(t) if short else t.replace(NOTE_BREAK, ", ") for t in texts]
 

@@ -20,6 +20,7 @@ from ddlbench.report.style import style
 from ddlbench.report.terminal import summary_lines
 
 OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
+NO_CODE = SimpleNamespace(network_digest=None)  # the network is built in
 NOTE = "unlike_base processors: {} (base), {} (cell)"
 
 
@@ -116,7 +117,7 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
 def test_a_result_without_ranks_has_nothing_to_say():
     result = SimpleNamespace(
         ranks=(), ranks_differ={}, provenance=Provenance(), device_kind="cuda", link=None,
-        own_data=None, own_network=None,
+        own_data=None, inputs=NO_CODE,
     )  # fmt: skip
     nothing = Circumstances.of(result)
     assert nothing == Circumstances()
@@ -133,7 +134,7 @@ def test_emulated_nodes_are_their_host():
         device_kind="cpu",
         link=None,
         own_data=None,
-        own_network=None,
+        inputs=NO_CODE,
     )
     assert Circumstances.of(result).host_kinds == ("node#",)
     result.link = SimpleNamespace(host="login7.cluster")
