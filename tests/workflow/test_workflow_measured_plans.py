@@ -84,7 +84,7 @@ def test_links_only_where_the_partitioner_needs_them(workflow):
 
 
 def test_other_balances_ask_for_nothing(workflow):
-    config = experiment(workflow, "1+3")
+    config = experiment(workflow, "1+4")
     jobs = planned(workflow, "cells", config=config)
     assert jobs == {"cell": 4, "cells": 1, "total": 5}
 

@@ -11,7 +11,7 @@ import ast
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
@@ -135,11 +135,20 @@ def _files_of(module: str) -> list[Path]:
     return [file for name in sorted(files) for file in files[name]]
 
 
-def _imports_of(file: Path) -> Iterator[str]:
+def _imports_of(file: Path) -> tuple[str, ...]:
     """Names of the modules that a file imports, as far as their first dot."""
+    with suppress(OSError):
+        return _imports_at(file, file.stat().st_mtime_ns)
+    return ()
+
+
+@cache
+def _imports_at(file: Path, _changed_ns: int) -> tuple[str, ...]:
+    names: list[str] = []
     with suppress(OSError, ValueError, SyntaxError, RecursionError):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
-                yield from (alias.name.partition(".")[0] for alias in node.names)
+                names += [alias.name.partition(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield node.module.partition(".")[0]
+                names.append(node.module.partition(".")[0])
+    return tuple(names)
