@@ -48,6 +48,7 @@ _CHATTER = (
     "Using shell",
     "Would remove temporary output",
 )
+_CHATTER_WITHIN = ("\nCalledProcessError in file", "has been submitted with SLURM jobid")
 
 
 def _reason_in(values: Mapping[str, Any]) -> dict[str, str | None]:
@@ -131,7 +132,7 @@ class LogHandler(LogHandlerBase):
         if text.startswith(_SIGTERM):
             return self._screen.waits()
         # The event of the failed job follows, and says it in a sentence.
-        chatter = text.startswith(_CHATTER) or "\nCalledProcessError in file" in text
+        chatter = text.startswith(_CHATTER) or any(words in text for words in _CHATTER_WITHIN)
         wanted = self.common_settings.verbose or not chatter
         if text.strip().endswith("At least one job did not complete successfully."):
             text = run_screen.ending()

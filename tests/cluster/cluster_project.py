@@ -136,9 +136,8 @@ class Project:
 
     def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
         """Jobs that a run has submitted, alone or as tasks of an array."""
-        text = run.stdout + run.stderr
-        tasks = re.findall(r"Submitted (\d+) jobs as SLURM job array", text)
-        return text.count("has been submitted with SLURM jobid") + sum(map(int, tasks))
+        lines = re.findall(r"^submitted: .*\(job [^)]+\)(?: and (\d+) more)?$", run.stderr, re.M)
+        return sum(1 + int(more or 0) for more in lines)
 
 
 class WatchedRun:

@@ -158,11 +158,22 @@ class SlurmExecutor(plugin.Executor):
 
     def _submit_array(self, jobs: list[JobExecutorInterface]) -> None:
         tasks = job_array.submit(self, jobs)
-        for job, (task, log) in zip(jobs, tasks, strict=True):
-            info = SubmittedJobInfo(job, external_jobid=task, aux={"slurm_logfile": log})
-            self._report_job_submission_threadsafe(info)
-        array = tasks[0][0].partition("_")[0]
-        self.logger.info(f"Submitted {len(jobs)} jobs as SLURM job array {array}.")
+        infos = [
+            SubmittedJobInfo(job, external_jobid=task, aux={"slurm_logfile": log})
+            for job, (task, log) in zip(jobs, tasks, strict=True)
+        ]
+        for info in infos:
+            super()._report_job_submission_threadsafe(info)
+        self._show_submitted(infos)
+
+    def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
+        """What the plugin calls when it has submitted a job."""
+        super()._report_job_submission_threadsafe(job_info)
+        self._show_submitted([job_info])
+
+    def _show_submitted(self, infos: list[SubmittedJobInfo]) -> None:
+        """A line for each job or array; the plugin's line names neither the cell nor an array."""
+        self.logger.info(f"submitted: {_first_and_more(infos)}")
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
         """What the plugin calls when it could not submit: keep the words for :meth:`_submit`."""
@@ -361,8 +372,7 @@ class SlurmExecutor(plugin.Executor):
                 continue
             for info in late:
                 self._record(info).shown = (sentence, now_s)
-            more = f" and {len(late) - 1} more" if len(late) > 1 else ""
-            self.logger.warning(f"ddlbench: waiting: {JobFiles(late[0]).name}{more}: {sentence}")
+            self.logger.warning(f"ddlbench: waiting: {_first_and_more(late)}: {sentence}")
 
     def _show_silence(self, silent: bool, began_s: float) -> None:
         if not silent:
@@ -475,3 +485,9 @@ def _not_taken(words: str) -> Reason:
 
 def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _first_and_more(infos: list[SubmittedJobInfo]) -> str:
+    """``mnist vgg11 ddp 2x2 (job 12) and 3 more``."""
+    more = f" and {len(infos) - 1} more" if len(infos) > 1 else ""
+    return f"{JobFiles(infos[0]).name}{more}"

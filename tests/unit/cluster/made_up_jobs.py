@@ -78,9 +78,13 @@ class Scheduler:
 class Logger:
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.infos: list[str] = []
 
     def warning(self, text: str) -> None:
         self.lines.append(text)
+
+    def info(self, text: str) -> None:
+        self.infos.append(text)
 
     def __getattr__(self, _level: str) -> Any:
         return lambda *_, **__: None

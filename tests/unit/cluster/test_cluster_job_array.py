@@ -95,6 +95,13 @@ def test_one_job_or_a_site_without_arrays_submits_as_before(several, executor, m
     assert not any("--array" in call for call in several.calls())
 
 
+def test_the_screen_counts_the_tasks_of_an_array(several, executor):
+    executor.run_jobs(several(3))
+    (line,) = executor.logger.infos
+    assert line.startswith("submitted: ")
+    assert line.endswith("(job 12_1) and 2 more")
+
+
 def test_a_group_of_rules_goes_alone(cell_folder):
     group = Group(cell_folder)
     assert job_array.shape_of(group) is None
