@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from copy import copy
 from functools import cache
 from importlib.metadata import entry_points
 from io import TextIOWrapper
@@ -18,7 +19,7 @@ from typing import Any
 import click
 
 from ddlbench import __version__
-from ddlbench.common.entry_points import load_target, third_party
+from ddlbench.common.entry_points import described, load_target, third_party, within
 from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.screen import say_error
 
@@ -83,6 +84,31 @@ def _function(name: str, module: str) -> click.Command:
     return command
 
 
+def _of_package(name: str) -> click.Command:
+    """A command of another package, whose faults end in a sentence that names it."""
+    target = third_party(GROUP, _BUILT_IN)[name]
+    with within(GROUP, name):
+        command = load_target(name, target)
+    if not isinstance(command, click.Command):
+        raise ConfigError(
+            f"{described(GROUP, name)}: {target} is no click command; write @click.command() above "
+            "the function"
+        )
+    command, invoke = copy(command), command.invoke
+
+    def guarded(ctx: click.Context) -> Any:
+        try:
+            return invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+            raise
+        except Exception:
+            with within(GROUP, name):
+                raise
+
+    command.invoke = guarded  # type: ignore[method-assign]
+    return command
+
+
 class _WithCommandsBelow(click.Group):
     """A command that has others below it: the first argument may name one of them."""
 
@@ -139,8 +165,7 @@ class _LazyCommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
         if cmd_name in _added():
-            added: click.Command = load_target(cmd_name, third_party(GROUP, _BUILT_IN)[cmd_name])
-            return added
+            return _of_package(cmd_name)
         if cmd_name not in _BUILT_IN:
             return None
         command = _function(cmd_name, _MODULES.get(cmd_name, cmd_name))

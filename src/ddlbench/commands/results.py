@@ -17,6 +17,7 @@ import click
 
 from ddlbench.commands.options import config_at, snakemake_command, with_matrix
 from ddlbench.common.document import json_text
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import counted, examples, paragraph
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.paths import (
@@ -239,13 +240,20 @@ def _is_older(path: Path, other: Path) -> bool:
     return not path.is_file() or path.stat().st_mtime_ns < other.stat().st_mtime_ns
 
 
-def _formats() -> str:
-    return "; ".join(
-        [
-            *(f"{name}: {entry.holds}" for name, entry in EXPORTS.built_in.items()),
-            *EXPORTS.third_party,
-        ]
-    )
+class _Format(click.Option):
+    """Says what each format holds; those of other packages are imported for the help only."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        self.help = f"{'; '.join(map(_holds, EXPORTS))}."
+        return super().get_help_record(ctx)
+
+
+def _holds(name: str) -> str:
+    """A format and what it holds; the name alone where a package's module has a fault."""
+    try:
+        return f"{name}: {EXPORTS[name].holds}"
+    except ConfigError:
+        return name
 
 
 @click.command(
@@ -256,7 +264,7 @@ def _formats() -> str:
     )
 )
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--to", "name", required=True, metavar="FORMAT", help=f"{_formats()}.")
+@click.option("--to", "name", cls=_Format, required=True, metavar="FORMAT")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -299,7 +307,7 @@ def export(
         enter_project()
         results = (RESULTS,)
     tables = TreeTables(read_tree(results))
-    opens = chosen.writer(name)(tables, place, study)
+    opens = chosen.written(name, tables, place, study)
     cells = len(tables.tree.cells)
     failed = int((tables.cells.frame["status"] != "ok").sum())
     without = f", {failed} without a measurement" if failed else ""

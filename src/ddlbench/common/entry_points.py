@@ -69,8 +69,11 @@ def _package_of(group: str, name: str) -> str:
 
 def fault_text(error: BaseException) -> str:
     """What a part's code raised, and its last line below ours: ``KeyError: 'k' (p.py, line 3)``."""
+    import click  # noqa: PLC0415 - for a fault only
+
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith((_OURS, contextlib.__file__))]
+    callers = (_OURS, contextlib.__file__, str(Path(click.__file__).parent))
+    outside = [f for f in frames if not f.filename.startswith(callers)]
     first = outside[0].filename if outside else ""
     place = [f for f in outside if f.filename == first] or frames
     where = f" ({Path(place[-1].filename).name}, line {place[-1].lineno})" if place else ""

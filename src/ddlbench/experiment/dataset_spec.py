@@ -25,9 +25,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Le, Len
 
-from ddlbench.common.entry_points import Registry, load_target
+from ddlbench.common.entry_points import Registry, load_target, why_no_target
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.form import Count, Form, InFile, Name
+from ddlbench.common.form import Count, Form, InFile, Name, Natural, Share, WrongForm
 from ddlbench.common.schema import file_schema
 
 OwnFormat = Literal["idx", "cifar", "imagefolder", "tokens", "huggingface", "webdataset"]
@@ -39,7 +39,7 @@ _TOKENS_OF_16_BITS = 1 << 16
 
 
 @dataclass(frozen=True)
-class DatasetSpec:
+class DatasetSpec(Form):
     """One dataset: images or volumes with a class each, or sequences of tokens.
 
     Args:
@@ -61,20 +61,20 @@ class DatasetSpec:
             image (or tokens) and label; empty where the reader knows them by their usual names.
     """
 
-    name: str
-    label: str
-    num_classes: int
-    channels: int
-    height: int
-    width: int
-    num_train: int
-    num_val: int
-    native_format: str
-    depth: int | None = None
+    name: Name
+    label: Name
+    num_classes: Count
+    channels: Natural
+    height: Natural
+    width: Natural
+    num_train: Count
+    num_val: Natural
+    native_format: Name
+    depth: Count | None = None
     codec: str = ""
-    white: float = 0.6
+    white: Share = 0.6
     hatch: str = "xxxxx"
-    sequence_length: int | None = None
+    sequence_length: Count | None = None
     source: str = ""
     image_key: str = ""
     label_key: str = ""
@@ -157,6 +157,23 @@ def _of_package(name: str, target: str) -> DatasetSpec:
     spec = load_target(name, target)
     if not isinstance(spec, DatasetSpec) or spec.name != name:
         raise ConfigError(f"dataset {shown(name)}: {target} is no DatasetSpec of that name")
+    try:
+        DatasetSpec.from_dict(asdict(spec))
+    except WrongForm as error:
+        raise ConfigError(f"dataset {shown(name)} ({target}): {error}") from error
+    if not spec.codec and spec.native_format not in get_args(DataFormat):
+        raise ConfigError(
+            f"dataset {shown(name)} ({target}): format {shown(spec.native_format)} is none of "
+            f"{', '.join(get_args(DataFormat))}; write one of these, or name the code that writes "
+            "and reads it as codec"
+        )
+    if spec.codec and (why := why_no_target(spec.codec)):
+        raise ConfigError(f"dataset {shown(name)} ({target}): codec: {why}")
+    if spec.sequence_length is None and not math.prod(spec.shape):
+        raise ConfigError(
+            f"dataset {shown(name)} ({target}): images of shape {spec.shape} hold nothing; give "
+            "channels, height and width of 1 or more"
+        )
     return spec
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlbench import __version__
-from ddlbench.common.entry_points import Registry, load_target
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.entry_points import Registry, described, load_target, within
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.report.result_tree import EXPORT_MARK
 
 if TYPE_CHECKING:
@@ -77,11 +77,21 @@ class ExportFormat:
                 f"format {name} needs the package {package}: python -m pip install {package}"
             )
 
-    def writer(self, name: str) -> Write:
-        if not isinstance(self.write, str):
-            return self.write
-        write: Write = load_target(name, self.write)
-        return write
+    def written(self, name: str, tables: TreeTables, place: Path, study: Study) -> str:
+        """Write the tables; returns a command that opens them.
+
+        Raises:
+            ConfigError: the tables cannot be written so, or code of another package has a fault.
+        """
+        with within(EXPORTS.group, name):
+            write = self.write if callable(self.write) else load_target(name, self.write)
+            opens = write(tables, place, study)
+        if not isinstance(opens, str):
+            raise ConfigError(
+                f"{described(EXPORTS.group, name)} returns {shown(opens)}; return a command that "
+                "opens what was written"
+            )
+        return opens
 
 
 def _of_package(name: str, target: str) -> ExportFormat:
