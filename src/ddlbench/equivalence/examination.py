@@ -232,9 +232,9 @@ _STALE_STEPS = 4
 _MOST_STEPS = 32  # of a round of local steps
 _ALONE_LIMIT_S = 3600.0  # one device waits for nobody, but a large network takes long
 _SLOWER = 20  # ranks on shared cores, than one device
-_NO_ORDER = (
-    "its updates come in no fixed order, so there are no weights to compare with; its synchronous "
-    "mode can be checked"
+_NO_REPLAY = (
+    "its ranks may train with older weights, and it has no replay that trains the same on one "
+    "device; a synchronous mode of it can be checked"
 )
 
 
@@ -289,7 +289,7 @@ class Examination:
         plan = make_plan(cell)
         scope = scope_of(plan)
         if scope is None:
-            return Verdict(cell, Kind.UNSUPPORTED, None, _NO_ORDER)
+            return Verdict(cell, Kind.UNSUPPORTED, None, _NO_REPLAY)
         if (broken := why_not_started(plan)) is not None:
             return Verdict(cell, Kind.FAILED, None, str(broken))
         if (why := why_not_trained(look.traits, plan)) is not None:

@@ -252,7 +252,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Step:
-    """The tasks of one rank; ranks of one role do the same.
+    """The tasks of one rank, of as many steps as a round has; ranks of one role do the same.
 
     Args:
         tasks: in the order of its program.
@@ -263,7 +263,6 @@ class Step:
             the transport have all.
         fusion_bytes: messages that wait for the link travel together up to so many bytes; None if
             each travels alone.
-        rounds: steps that the tasks span.
         alone: name of the run of one device alone that takes the place of the phases.
     """
 
@@ -272,7 +271,6 @@ class Step:
     transport: str
     library: str | None = None
     fusion_bytes: int | None = None
-    rounds: int = 1
     alone: str | None = None
 
     @property

@@ -263,7 +263,10 @@ class Strategy:
         return 0
 
     def round_steps(self, cell: Cell) -> int:
-        """Steps from one communication to the next; times are of whole rounds of so many steps."""
+        """Steps from one communication to the next; :meth:`step` lists, and times are of, them all.
+
+        It is 1 unless ranks communicate in every H-th step only.
+        """
         return 1
 
     def samples_per_update(self, cell: Cell, details: Mapping[str, Any]) -> int:

@@ -357,7 +357,7 @@ def predictor_of(name: str) -> Predictor:
 
 
 def usable_predictors() -> list[str]:
-    """Names of the predictors that can be asked; one whose package is broken is told once."""
+    """Names of the predictors that work; one whose package is broken is named once."""
     return [name for name in known(_GROUP) if _is_usable(name)]
 
 

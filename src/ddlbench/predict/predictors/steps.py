@@ -120,9 +120,8 @@ def predicted(
         sums = [Message("all_reduce", size, LINK) for size in step.fused]
         sent_s = sum(costs.message(message).whole_s for message in (*sums, *step.others))
         exposed_s = sent_s
-    compute_s, sent_s, exposed_s = (
-        seconds / step.rounds for seconds in (compute_s, sent_s, exposed_s)
-    )
+    steps = inputs.strategy.round_steps(inputs.cell)
+    compute_s, sent_s, exposed_s = (seconds / steps for seconds in (compute_s, sent_s, exposed_s))
     return Prediction(
         inputs.predictor,
         compute_s=compute_s,

@@ -100,17 +100,16 @@ class LocalSgd(Strategy):
 
     def step(self, workload: Workload, plan: Plan) -> Step:
         """A round: steps without messages, then all-reduces of all weights in buckets."""
-        rounds = self.round_steps(plan.cell)
+        steps = self.round_steps(plan.cell)
         alone = summed_gradients(worker_tasks(), ())
         averaged = [
             Message("all_reduce", sum(bucket), follows=index == 0)
             for index, bucket in enumerate(whole_buckets(workload.tensors, workload.bucket_bytes))
         ]
         return Step(
-            (*alone * rounds, *averaged),
+            (*alone * steps, *averaged),
             plan.cell.batch_size / plan.world_size,
             transport_of(workload.device_kind),
-            rounds=rounds,
         )
 
     def replayed_networks(self, plan: Plan) -> int:
