@@ -288,6 +288,12 @@ def _on_networks(
                 f"{network} on {dataset}: {named(traits.unused)} get no gradient, for which ddp "
                 "looks at each step; leave them out (auxiliary heads: aux_logits=false)"
             )
+        if traits.normalised_by:
+            yield (
+                f"{network} on {dataset}: its outputs pass a {traits.normalised_by}, and so does "
+                "the loss, cross entropy, in itself, so it learns slowly; leave it out of the "
+                "network"
+            )
 
 
 def _unsupported(

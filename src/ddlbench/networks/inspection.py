@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -132,6 +133,7 @@ class _Step:
         written: trained weights that the forward pass changed.
         written_by_samples: those that other samples changed otherwise.
         made: weights that the forward pass made.
+        normalised_by: the softmax or sigmoid that outputs pass last; empty without one.
     """
 
     writes_input: list[str] = field(default_factory=list)
@@ -145,6 +147,7 @@ class _Step:
     written: list[str] = field(default_factory=list)
     written_by_samples: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    normalised_by: str = ""
 
 
 def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
@@ -199,6 +202,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         batch_norm=normalises(network),
         needs_two_samples=_needs_two(network, spec),
         random=step.random or _draws_numbers(network),
+        normalised_by=step.normalised_by,
     )
 
 
@@ -282,12 +286,26 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
             step.written_by_samples = _changed(
                 other, {name: written[name] for name in step.written}
             )
+        step.normalised_by = _normalised_by(outputs)
         step.gradients = _backward(double, outputs, step)
         for _ in range(_FURTHER_STEPS):
             double.zero_grad()
             outputs = _forward(double, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
             _compare(step, _backward(double, outputs, _Step()))
     return step
+
+
+# Names of autograd for what puts outputs between 0 and 1, and for what only arranges them anew.
+_NORMALISING = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
+_ARRANGING = re.compile(r"(Unsafe)?(View|Squeeze|Unsqueeze|Transpose|Permute|T|Clone)Backward\d+")
+
+
+def _normalised_by(outputs: Tensor) -> str:
+    """The softmax or sigmoid that outputs pass last; empty without one."""
+    node = outputs.grad_fn
+    while node is not None and _ARRANGING.fullmatch(node.name()):
+        node = node.next_functions[0][0]
+    return "" if node is None else _NORMALISING.get(node.name(), "")
 
 
 def _changed(network: nn.Module, before: Mapping[str, Tensor]) -> list[str]:

@@ -185,6 +185,7 @@ class NetworkTraits(Form):
         batch_norm: whether a layer normalises over the samples of a pass.
         needs_two_samples: whether training fails on a single sample.
         random: whether a layer draws random numbers (dropout).
+        normalised_by: the softmax or sigmoid that outputs pass last; empty without one.
     """
 
     blocks: tuple[str, ...] = ()
@@ -210,6 +211,7 @@ class NetworkTraits(Form):
     batch_norm: bool = False
     needs_two_samples: bool = False
     random: bool = False
+    normalised_by: str = ""
 
 
 def unsupported_weights(library: str, names: Iterable[str], why: str, instead: str) -> Reason:

@@ -63,6 +63,21 @@ def test_each_trait_is_seen(name):
     assert len(traits.blocks) >= 5
 
 
+@pytest.mark.parametrize(
+    ("last", "normalised_by"),
+    [
+        ([nn.Softmax(dim=1)], "softmax"),
+        ([nn.Softmax(dim=1), nn.Unflatten(1, (5, 2)), nn.Flatten()], "softmax"),
+        ([nn.Sigmoid()], "sigmoid"),
+        ([nn.LogSoftmax(dim=1)], ""),  # the logarithm of its softmax is itself
+        ([nn.Sigmoid(), nn.Linear(10, 10)], ""),
+    ],
+)
+def test_outputs_that_are_normalised_already_are_seen(last, normalised_by):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10), *last)
+    assert inspect(network, SPEC).normalised_by == normalised_by
+
+
 @pytest.mark.parametrize("name", sorted(set(TRAITS) - {"noisy"}))
 def test_large_networks_show_the_same_without_computing(name, monkeypatch):
     monkeypatch.setattr(inspection, "_COMPUTED_BYTES", 0)
