@@ -200,7 +200,7 @@ def test_a_killed_rank_and_a_cancelled_job_leave_no_rank_and_the_next_run_trains
     assert "killed by signal 9" in failure["reason"]
     assert failure["cause"] == "infrastructure"
     assert faulty.result() is None
-    run, job = faulty.start("--retries", "0")
+    run, job = faulty.start()  # with the profile's one retry, which a cancelled job does not take
     faulty.broken()
     faulty.bed.cancel(job)
     faulty.wait_until_gone(job)

@@ -12,6 +12,7 @@ shape that are ready at once are one array (``job_array.py``), whose tasks are f
          |-- waits, runs, or SLURM is silent ---> looked at again; why it waits is shown
          |-- waits and can never start ---------> cancelled, the job fails for good, SLURM's reason
          '-- ended, or unknown to SLURM: result on disk --> done
+                                         |- cancelled ----> the job fails for good
                                          '- none ---------> the job fails with the reason
 
 A cell that fails before its code could write anything gets its ``failure.json`` here.
@@ -472,9 +473,12 @@ class _Pace:
 
 
 def _is_for_good(reason: Reason) -> bool:
-    """Whether a repeat would fail in the same way: only a change of the site's file helps."""
+    """Whether this run submits the job no more.
+
+    Somebody cancelled it, or only a change of the site's file helps.
+    """
     refused = reason.code == "not_submitted" and partitions.is_wrong(reason)
-    return reason.code == "never_starts" or refused
+    return reason.code in ("job_cancelled", "never_starts") or refused
 
 
 def _not_taken(words: str) -> Reason:

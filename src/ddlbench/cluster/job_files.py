@@ -131,12 +131,14 @@ class JobFiles:
 
     def why_ended(self, job: JobState) -> Reason:
         """Why the job ended without a result: the cell's reason, or SLURM's with the log's."""
+        ending = _ENDINGS.get(job.state, f"job {{job}} ended as {job.state}")
+        sentence = ending.format(job=self.job_id, nodes=job.nodes or "of unknown name")
+        if job.state == "CANCELLED":  # a cell may have written that a signal ended it
+            return Reason("job_cancelled", sentence)
         for folder in self._cells:
             failure = self._failure(folder)
             if failure is not None:
                 return failure.reason
-        ending = _ENDINGS.get(job.state, f"job {{job}} ended as {job.state}")
-        sentence = ending.format(job=self.job_id, nodes=job.nodes or "of unknown name")
         started = [part for part, log in self._logs() if self._wrote(log)]
         if job.state == ENDED_FOR_TIME and started == ["data"]:
             sentence += " while the data were made; raise stage_timeout_s"

@@ -112,6 +112,7 @@ REASON_CODES: Mapping[str, str] = {
     "not_submitted": "SLURM did not take the job",
     "never_starts": "SLURM would never start the job",
     "job_preempted": "SLURM ended the job for another one",
+    "job_cancelled": "somebody cancelled the job; the next run submits it again",
     "job_lost": "the job ended before the cell's own code could say why",
     # a candidate that `ddlbench recommend` does not rank
     "too_large": "the model of memory says that it does not fit",

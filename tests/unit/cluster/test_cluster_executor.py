@@ -111,6 +111,14 @@ def test_a_failure_reaches_the_scheduler_whatever_breaks(
     assert executor.workflow.scheduler.failed == [info.job]
 
 
+def test_a_cancelled_job_is_not_submitted_again_by_this_run(executor, slurm, cell_folder):
+    info = submitted(executor, Group(cell_folder))
+    slurm.jobs["12"] = JobState("CANCELLED")
+    executor._look()
+    assert Failure.read(cell_folder).reason.code == "job_cancelled"
+    assert info.job.attempt > info.job.restart_times
+
+
 def test_a_job_that_slurm_forgot_is_lost_when_two_looks_agree(executor, slurm, cell_folder):
     info = submitted(executor, Group(cell_folder))
     slurm.jobs["12"] = JobState(None)
