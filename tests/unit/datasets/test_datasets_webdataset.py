@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases.copied_photos import assert_copy_is_the_same
 from PIL import Image
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.datasets import declared, webdataset
+from ddlbench.datasets import webdataset
 from ddlbench.datasets.files import DataError, EncodedSplit, of_split
 from ddlbench.datasets.formats import FORMATS
-from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
-from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec, OwnDataset
+from ddlbench.experiment.dataset_spec import DatasetSpec
 
 wds = pytest.importorskip("webdataset")
 
@@ -391,22 +390,7 @@ def test_a_copy_on_scratch_holds_the_same_images(
 ) -> None:
     write(tmp_path / "photos" / "train-0.tar", [sample(k) for k in range(20)])
     write(tmp_path / "photos" / "val-0.tar", [sample(k) for k in range(20, 24)])
-    assert declared._format_of(OwnDataset(folder="photos"), tmp_path / "photos") == "webdataset"
-    spec = replace(PHOTOS, num_classes=3, source=str(tmp_path / "photos"))
-    monkeypatch.setitem(DATASETS.built_in, "photos", spec)
-    request = DataRequest("photos", source=spec.source)
-    data = inspect_user_data(request)
-    assert (data.samples, data.classes) == ({"train": 20, "val": 4}, 3)
-    copy_user_data(request, data, tmp_path / "copy", workers=1)
-    for split, numbers in (("train", range(20)), ("val", range(20, 24))):
-        ids = np.arange(len(numbers))
-        there, here = (
-            open_split(tmp_path / folder, request, split).gather(ids)
-            for folder in ("photos", "copy")
-        )
-        assert here[0].equal(there[0])
-        assert here[0][:, 0, 0, 0].tolist() == list(numbers)
-        assert here[1].tolist() == [k % 3 for k in numbers]
+    assert_copy_is_the_same(tmp_path, "webdataset", monkeypatch)
 
 
 def test_such_files_are_not_written(tmp_path: Path) -> None:
