@@ -141,6 +141,7 @@ def test_an_experiment_says_what_is_trained(tmp_path):
     assert "1,024 samples" in written.output
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_built_is_refused_at_once():
     words = ["--network", "torchvision:resnet5", "--dataset", "imagenet", "--batch-size", "8"]
     error = ask(*NDR, *words, "--geometry", "1x8").exception

@@ -47,8 +47,13 @@ SCREENS = [
     (["oracle", "limits", "resnet50", "--batch-size", "32"], "strategy"),
     (["oracle", "target", "resnet50", "--batch-size", "32", "--epoch-s", "3600"], "strategy"),
     (["oracle", "score", MEASURED], "worst cell"),
-    (["calibrate", MEASURED, "--hold-out", "network"], "fitted"),
-    (["calibrate", MANY_NODES, "--platform", "megatron-a100"], "fitted"),
+    *(
+        pytest.param(["calibrate", *arguments], "fitted", marks=pytest.mark.slow)
+        for arguments in (
+            [MEASURED, "--hold-out", "network"],
+            [MANY_NODES, "--platform", "megatron-a100"],
+        )
+    ),
     (["oracle", "partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
 ]
 

@@ -383,7 +383,12 @@ def test_a_mask_is_read_without_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "count"), [("resnet18", 11), ("mobilenet_v2", 55), ("swin_t", 34)]
+    ("network", "count"),
+    [
+        ("resnet18", 11),
+        pytest.param("mobilenet_v2", 55, marks=pytest.mark.slow),
+        pytest.param("swin_t", 34, marks=pytest.mark.slow),
+    ],
 )
 def test_torchvision_s_networks_are_cut(network, count) -> None:
     name = f"torchvision:{network}"

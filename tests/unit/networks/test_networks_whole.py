@@ -105,7 +105,17 @@ def test_the_first_argument_is_given_by_keyword_where_libraries_want_it() -> Non
     assert whole(ByKeyword(), "it is one")(torch.tensor([1, 2])).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "vit_b_16",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("mobilenet_v3_small", "googlenet")
+        ),
+    ],
+)
 def test_torchvision_s_networks_are_built_for_the_dataset(name: str) -> None:
     tried = try_network(f"torchvision:{name}", CIFAR10 if name != "googlenet" else IMAGENET)
     assert tried.operations > 0
@@ -113,6 +123,7 @@ def test_torchvision_s_networks_are_built_for_the_dataset(name: str) -> None:
     assert not tried.traits.unused
 
 
+@pytest.mark.slow
 def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
     from ddlbench.networks.torchvision_compat import models
 

@@ -71,6 +71,7 @@ def test_held_out_networks_and_sizes():
         assert min(actual["strategies"].values()) >= 0.60
 
 
+@pytest.mark.slow
 def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     output = tmp_path / "fitted.yaml"
     actual = json_of("calibrate", MEASURED, "--output", str(output))
@@ -211,6 +212,7 @@ def test_target_gives_the_fewest_devices():
         run("target", "resnet50", "--batch-size", "64", "--epoch-s", "0")
 
 
+@pytest.mark.slow
 def test_a_variant_answers_for_the_strategies_that_it_has():
     arguments = ("resnet50", "--batch-size", "64", "--variant", "printed-table")
     ranked = json_of("best", *arguments, "--devices", "4")["ranking"]

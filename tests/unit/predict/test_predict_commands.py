@@ -170,6 +170,7 @@ DEMO = [
 ]
 
 
+@pytest.mark.slow
 def test_every_screen_of_the_measured_demo_fits(tmp_path, monkeypatch):
     shutil.copytree(shipped.CONFIG, tmp_path / "config")
     (tmp_path / "Snakefile").write_text("")

@@ -110,6 +110,7 @@ def test_terms_are_taken_out_one_by_one():
     assert errors["flash attention"] > errors["nothing"]
 
 
+@pytest.mark.slow
 def test_no_held_out_row_is_fitted():
     table = playbook(200)
     table = table[table["model"] != "1B"]

@@ -178,6 +178,7 @@ def test_constants_are_possible(platform):
         assert (entry.at_most is not None) == name.endswith(("_efficiency", "_share")), name
 
 
+@pytest.mark.slow
 def test_calibration_writes_a_platform_that_is_read_again(tmp_path):
     path = tmp_path / "mine.yaml"
     runs = tmp_path / "runs.csv"

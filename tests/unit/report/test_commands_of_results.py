@@ -63,6 +63,7 @@ def test_a_result_of_another_site_is_invalid(rows):
     assert "Next: snakemake" in text
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_marked(rows):
     note = f"{DIVERGED}: the loss is no number from step 3 of 8 on"
     for row in rows:
@@ -88,6 +89,7 @@ def test_report_prints_no_path_that_is_not_there(count: int, rows):
     assert ("speedup.png" in paths[1]) == (count == 2)
 
 
+@pytest.mark.slow
 def test_tables_of_other_cells_are_made_anew(rows):
     for row in rows:
         report_factory.write(RESULTS, row.cell)
@@ -121,6 +123,7 @@ def test_tables_of_other_cells_are_made_anew(rows):
     assert "speedup.png" in output_of("status")
 
 
+@pytest.mark.slow
 def test_the_page_links_logs_that_are_there_only(rows):
     logged, unlogged = (row.cell for row in rows)
     for cell in (logged, unlogged):

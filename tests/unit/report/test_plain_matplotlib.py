@@ -61,6 +61,7 @@ def test_the_backend_of_the_shell_does_not_matter(backend: str, tmp_path, plain)
     assert drawn(tmp_path, MPLBACKEND=backend) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [_ODD, b"\xff\xfe broken \x80"], ids=["odd", "no text"])
 def test_settings_of_the_user_do_not_matter(content: bytes, tmp_path, plain) -> None:
     here, there = tmp_path / "here", tmp_path / "there"

@@ -116,6 +116,7 @@ def test_a_picture_shows_who_holds_what():
     assert PICTURES["filter"].inputs(0, 0, 0) == ALL
 
 
+@pytest.mark.slow
 def test_commands_write_what_they_say(tmp_path):
     ended = CliRunner().invoke(
         oracle, ["figure", str(PUBLISHED_MEASURED), "--out", str(tmp_path)], catch_exceptions=False

@@ -252,6 +252,7 @@ def experiment(tmp_path, monkeypatch, spans=True, **axes):
     return rows, page, table
 
 
+@pytest.mark.slow
 def test_an_experiment_shows_one_cell_of_each_strategy_and_geometry(tmp_path, monkeypatch):
     rows, page, table = experiment(tmp_path, monkeypatch, geometry=["1x2", "1x4"], repeats=2)
     assert "timelines" in figures_for(rows)

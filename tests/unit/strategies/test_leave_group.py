@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
@@ -34,6 +35,7 @@ def group_lives(cell: Cell, rank: int, store: Store | None) -> bool:
     return group() is not None
 
 
+@pytest.mark.slow
 def test_a_left_group_outlives_its_executor():
     """DDP's reducer would destroy it with the interpreter's lock held: a rank in 100 hangs."""
     assert run_ranks(group_lives, [CELL, CELL], 2) == [[True, True], [True, True]]
