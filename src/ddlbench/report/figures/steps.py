@@ -178,9 +178,9 @@ def _draw_steps(axes: Axes, place: int, times: np.ndarray, strategy: str, stale:
 
 
 def _flag(wait: str, signs_of_row: str, width_mm: float) -> str:
-    """What stands at the right of a row; without numbers where they fill half of a panel."""
+    """What stands at the right of a row; without numbers where they would fill most of a panel."""
     whole = f"{wait} {signs_of_row}".strip()
-    if text_width_mm(whole) + 2 < width_mm / 2:
+    if text_width_mm(whole) + 2 < 0.6 * width_mm:
         return whole
     return f"{wait.partition(':')[0]} {signs_of_row}".strip()
 
