@@ -156,8 +156,8 @@ def _of_cells(
     if not learnt.strategies:
         raise ConfigError(
             f"{experiment.where}: no strategy has three measured configurations at site "
-            f"{site.name}, which calibration needs; add --choose 6, which names the cells that "
-            "tell most"
+            f"{site.name}, which calibration needs; measure more (--choose 6 names those that "
+            "tell most), or add networks or geometries to the matrix"
         )
     path = calibration.write_calibration(learnt)
     scores = calibration.scores(measured)
