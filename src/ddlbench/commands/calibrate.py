@@ -155,8 +155,9 @@ def _of_cells(
     learnt = calibration.calibrate(site.name, measured)
     if not learnt.strategies:
         raise ConfigError(
-            f"{experiment.where}: no strategy has three measured cells at site {site.name}, which "
-            "calibration needs; `ddlbench calibrate --choose 6` names those that tell most"
+            f"{experiment.where}: no strategy has three measured configurations at site "
+            f"{site.name}, which calibration needs; measure more (--choose 6 names those that "
+            "tell most), or add networks or geometries to the matrix"
         )
     path = calibration.write_calibration(learnt)
     scores = calibration.scores(measured)

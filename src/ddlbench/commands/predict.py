@@ -380,7 +380,7 @@ def accuracy_lines(
         lines += paragraph(
             "error: mean of |predicted / measured - 1|; worst: its sign, and the network. "
             + ("" if every_row else "The best predictor is known after the fact. ")
-            + (_FLOOR if rows["noise_floor"].notna().any() else _NO_FLOOR)
+            + _floor_text(rows["noise_floor"], shown["noise_floor"])
         )
     from ddlbench.report.choice_tables import choice_lines  # noqa: PLC0415 - slow: matplotlib
 
@@ -395,6 +395,13 @@ def accuracy_lines(
 
 _FLOOR = "floor: what a perfect model would score, by how far repeats differ."
 _NO_FLOOR = "Without repeats the noise is unknown."
+
+
+def _floor_text(known: pd.Series, shown: pd.Series) -> str:
+    """What the column ``floor`` is, where the table has it; or why there is none."""
+    if shown.notna().any():
+        return _FLOOR
+    return "" if known.notna().any() else _NO_FLOOR
 
 
 def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:

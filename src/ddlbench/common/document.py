@@ -138,8 +138,8 @@ def parse_json(text: str | bytes) -> Any:
     Python's own parser reads NaN and infinity, and takes the last of two equal keys.
 
     Raises:
-        UnreadableJson: it is no JSON, is too deep, writes a key twice, or has a number that no
-            floating-point number can hold.
+        UnreadableJson: it is no JSON, is too deep, writes a key twice, or has a number that 64 bits
+            of a whole number cannot hold: sums and powers of it overflow.
     """
     try:
         return json.loads(
@@ -215,9 +215,9 @@ def _integer(digits: str) -> int:
 
 def _number(digits: str) -> float:
     value = float(digits)
-    if value - value == 0:
+    if -sys.maxsize <= value <= sys.maxsize:
         return value
-    raise UnreadableJson(f"{shown(digits)} is larger than any number")
+    raise UnreadableJson(f"{shown(digits)} is too large a number")
 
 
 def _not_finite(name: str) -> Any:
@@ -309,6 +309,7 @@ class Document(Generic[_Form]):
         error: exception class for an invalid file.
         newer: exception class for a file of a newer version; ``error`` if left out.
         instead: what to do with a file of a newer version, if not to update the checkout.
+        remade: a file at fault is made anew by itself; others need ``instead``.
     """
 
     def __init__(
@@ -320,10 +321,12 @@ class Document(Generic[_Form]):
         *,
         newer: type[Exception] | None = None,
         instead: str = "move the file away to make it anew",
+        remade: bool = False,
     ) -> None:
         self._form, self._version = form, version
         self._noun, self._error = noun, error
         self._newer, self._instead = newer or error, instead
+        self._cure = "" if remade else f"; {instead}"
 
     def parse(self, value: object, where: str) -> _Form:
         """Read the JSON form of the document.
@@ -341,10 +344,11 @@ class Document(Generic[_Form]):
         except UnknownKey as error:
             raise self._of_newer(where, f"{error}; this checkout reads schema") from error
         except WrongForm as error:
-            raise self._error(f"{where}: {self._of_other_kind(value) or error}") from error
+            fault = self._of_other_kind(value) or str(error)
+            raise self._error(f"{where}: {fault}{self._cure}") from error
         if type(version) is not int or version != self._version:
             given = "is missing" if version is None else f"{shown(version)} is not {self._version}"
-            raise self._error(f"{where}: schema_version: {given}")
+            raise self._error(f"{where}: schema_version: {given}{self._cure}")
         return read
 
     def _of_other_kind(self, value: object) -> str:
@@ -353,7 +357,7 @@ class Document(Generic[_Form]):
         missing = [key for key in needed if not isinstance(value, dict) or key not in value]
         if len(missing) < _FEW_KEYS:
             return ""
-        return f"is no {self._noun}, as {', '.join(missing[:_FEW_KEYS])} are missing; give one"
+        return f"is no {self._noun}, as {', '.join(missing[:_FEW_KEYS])} are missing"
 
     def _of_newer(self, where: str, sign: str) -> Exception:
         return self._newer(
@@ -379,10 +383,11 @@ class Document(Generic[_Form]):
         try:
             value = read_json(path)
         except OSError as error:
-            reason = (file_fault(error) or str(error)).removeprefix(f"{path}: ")
+            reason = (file_fault(error) or str(error)).removeprefix(f"{path}: ")  # with its cure
             raise self._error(f"{path}: not a readable {self._noun}: {reason}") from error
         except UnreadableJson as error:
-            raise self._error(f"{path}: not a readable {self._noun}: {error}") from error
+            fault = f"not a readable {self._noun}: {error}{self._cure}"
+            raise self._error(f"{path}: {fault}") from error
         return self.parse(value, str(path))
 
 

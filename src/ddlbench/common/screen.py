@@ -73,11 +73,12 @@ def table(
 
     Columns without any text are left out. Where the first column is too wide even without the
     columns that may be left out, its text stands on a line of its own, above the rest of the row.
-    Where that is not enough, the longest texts of another column lose their middle.
+    Where that is not enough, the longest texts of another column lose their middle. No text of a
+    row controls the terminal.
     """
     width = width or terminal_width()
     shown = columns(headings) if isinstance(headings, str) else list(headings)
-    texts = [[str(text) for text in row] for row in rows]
+    texts = [[printable(str(text)) for text in row] for row in rows]
     empty = {at for at in range(len(shown)) if not any(row[at] for row in texts)}
     shown, texts = _without(empty, shown, texts)
     if not shown:
@@ -233,9 +234,12 @@ def examples(*commands: str) -> str:
 
 
 def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Lines of a sentence that fits the terminal; paths and options are not broken."""
+    """Lines of a sentence that fits the terminal and does not control it.
+
+    Paths and options are not broken.
+    """
     return textwrap.wrap(
-        text,
+        printable(text),
         terminal_width(),
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,

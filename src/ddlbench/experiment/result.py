@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError, shown
@@ -135,21 +137,25 @@ class Epoch(Form):
     """Wait for data in the epoch."""
 
 
+StepTime = Annotated[float, Ge(1e-9), Le(1e9)]
+"""From the resolution of a clock to 30 years: ratios of such times are finite."""
+
+
 @dataclass(frozen=True)
 class StepSummary(Form):
     """The measured steps of all epochs; low and high enclose the median with 95 % confidence."""
 
-    median_s: Amount | None
+    median_s: StepTime | None
     """Median step."""
-    low_s: Amount | None
+    low_s: StepTime | None
     """Lower end of the median's 95 % interval."""
-    high_s: Amount | None
+    high_s: StepTime | None
     """Upper end of the median's 95 % interval."""
-    mean_s: Amount | None
+    mean_s: StepTime | None
     """Mean step."""
-    p95_s: Amount | None
+    p95_s: StepTime | None
     """95th percentile."""
-    p99_s: Amount | None
+    p99_s: StepTime | None
     """99th percentile."""
     count: Natural
     """Measured steps."""
@@ -506,6 +512,7 @@ _DOCUMENT = Document(
     InvalidResult,
     newer=NewerResult,
     instead=f"`ddlbench status forget --state {Status.NEWER}`",
+    remade=True,
 )
 
 

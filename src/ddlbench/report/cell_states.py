@@ -146,7 +146,7 @@ def status_lines(cells: Sequence[CellStatus], *, every_cell: bool = False) -> li
         if shown and (cell.state != Status.OK or cell.reason):
             ok = cell.state == Status.OK
             state = (cell.reason_code or "disturbed") if ok else str(cell.state)
-            groups.setdefault((state, cell.reason or ""), []).append(cell)
+            groups.setdefault((state, cell.reason or "no reason is given"), []).append(cell)
     reasons = []
     for (state, reason), members in groups.items():
         named = members if every_cell else members[:_FEW_NAMES]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import (
     RESULTS,
@@ -57,10 +58,26 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
     except LeftOut as error:
         made = error.made
         faults += str(error).splitlines()
+    faults += _predicted_anew(experiment, site, rows)
     make_page(experiment, site, rows)
     if faults:
         raise LeftOut(faults, made)
     return made
+
+
+def _predicted_anew(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[str]:
+    """Bring the predictions that are there up to date with the results; returns what failed."""
+    if not predictions_file(site.name, experiment.name).is_file():
+        return []
+    try:
+        make_predictions(experiment, site, rows)
+        if prediction_figures_dir(site.name, experiment.name).is_dir():
+            draw_predictions(experiment, site, rows)
+    except LeftOut as error:
+        return str(error).splitlines()
+    except ConfigError as error:
+        return [f"the predictions are of earlier results: {error}"]
+    return []
 
 
 def make_advice(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> Path:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ddlbench.common.errors import printable
 from ddlbench.common.run_noise import repeats_to_tell
 from ddlbench.common.screen import counted, duration_text, paragraph, shortened, table
 from ddlbench.report.labels import span_text
@@ -174,6 +175,7 @@ def _markdown_table(comparison: Comparison, rows: Sequence[Compared]) -> str:
 
 
 def _escaped(text: str) -> str:
+    text = printable(text)
     for sign in "\\|<>*_`":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())

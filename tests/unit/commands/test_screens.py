@@ -20,6 +20,7 @@ from ddlbench.common.screen import (
     Column,
     duration_text,
     in_one_unit,
+    paragraph,
     say_error,
     shortened,
     size_text,
@@ -198,6 +199,14 @@ def test_a_row_is_one_line_and_names_are_whole():
         "a-rather-long-name",
         "              27 min",
     ]
+
+
+def test_no_text_of_a_file_controls_the_terminal():
+    hostile = "a\x1b[31mred\x1b]0;title\x07 \u202egnp"
+    _heading, row = table("name | note", [(hostile, hostile)], 200)
+    for text in (row, "".join(paragraph(hostile))):
+        assert text.isprintable()
+        assert "\\x1b[31mred" in text
 
 
 def test_a_column_without_text_is_left_out():

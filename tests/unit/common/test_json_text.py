@@ -14,7 +14,17 @@ from ddlbench.common.document import UnreadableJson, parse_json, put_aside, read
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, glance, read_result
 
-DAMAGED = ["", "{", "[" * 100_000, "9" * 5_000, "NaN", '{"a": Infinity}', "\x00", '{"a": 1} x']
+DAMAGED = [
+    "",
+    "{",
+    "[" * 100_000,
+    "9" * 5_000,
+    "NaN",
+    "1e300",
+    '{"a": Infinity}',
+    "\x00",
+    '{"a": 1} x',
+]
 
 
 @pytest.mark.parametrize("text", DAMAGED)

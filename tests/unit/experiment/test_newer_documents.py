@@ -76,3 +76,17 @@ def test_another_version_that_is_not_higher_is_invalid(version, tmp_path) -> Non
     with pytest.raises(InvalidResult) as caught:
         read_result(path)
     assert not isinstance(caught.value, NewerResult)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema_version": 0}'])
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [(read_links, InvalidLinks), (read_profile, InvalidProfile), (read_choice, InvalidChoice)],
+)
+def test_a_damaged_file_that_is_not_made_anew_by_itself_says_what_to_do(
+    read, error, text, tmp_path
+) -> None:
+    path = tmp_path / "some.json"
+    path.write_text(text)
+    with pytest.raises(error, match="; move the file away to make it anew$"):
+        read(path)

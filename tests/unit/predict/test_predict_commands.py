@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import predict_factory as make
 import pytest
 import shipped
@@ -13,7 +14,7 @@ from predict_results import write_matrix, write_ok
 
 from ddlbench.cli import commands
 from ddlbench.commands.calibrate import calibrate
-from ddlbench.commands.predict import accuracy, predict
+from ddlbench.commands.predict import _floor_text, accuracy, predict
 from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
@@ -127,6 +128,20 @@ def test_accuracy_writes_predictions_and_tables(folder):
     assert drawn >= {"accuracy.png", "deviation_ddp.png", "parts_model_parallel.png"}
 
 
+@pytest.mark.parametrize(
+    ("known", "shown", "text"),
+    [
+        ([0.05, None], [0.05], "floor: what a perfect model would score, "),
+        ([0.05, None], [None], ""),
+        ([None, None], [None], "Without repeats the noise is unknown."),
+    ],
+)
+def test_the_column_floor_is_explained_where_it_is_shown(known, shown, text):
+    series = [pd.Series(values, dtype="float64") for values in (known, shown)]
+    assert _floor_text(*series).startswith(text)
+    assert bool(_floor_text(*series)) == bool(text)
+
+
 def test_measured_cells_of_the_site_serve_predictors_that_carry_them_on(folder):
     write_ok(folder / "results", make.cell("ddp", "1x2", 16), 0.2)
     words = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x4", "--batch-size", "32"]
@@ -226,7 +241,7 @@ def test_calibration_learns_from_measured_cells_and_changes_predictions(folder):
         "matrix: {dataset: [mnist], network: [vgg11], strategy: [ddp],"
         " geometry: [1x2, 1x4], batch_size: [16, 32]}\n"
     )
-    with pytest.raises(ConfigError, match="no strategy has three measured cells"):
+    with pytest.raises(ConfigError, match="no strategy has three measured configurations"):
         run(calibrate, "--configfile", str(config))
     before = json.loads(run(predict, *CELL, "--strategy", "ddp", "--json").output)
     for geometry, batch_size in itertools.product(("1x2", "1x4"), (16, 32)):

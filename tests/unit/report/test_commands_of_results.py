@@ -14,7 +14,13 @@ import report_factory
 from click.testing import CliRunner
 
 from ddlbench import cli
-from ddlbench.experiment.paths import RESULTS, result_file, tables_dir
+from ddlbench.experiment.paths import (
+    RESULTS,
+    prediction_figures_dir,
+    predictions_file,
+    result_file,
+    tables_dir,
+)
 from ddlbench.experiment.result import DIVERGED
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.tables import read_tables
@@ -39,6 +45,23 @@ def output_of(*arguments: str) -> str:
     ended = CliRunner().invoke(cli.commands, list(arguments), catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
     return ended.output
+
+
+def test_a_report_brings_the_predictions_that_are_there_up_to_date(rows, monkeypatch):
+    made = []
+    products = "ddlbench.report.products"
+    monkeypatch.setattr(f"{products}.figures_for", lambda *_: [])
+    monkeypatch.setattr(f"{products}.make_predictions", lambda *_: made.append("tables"))
+    monkeypatch.setattr(f"{products}.draw_predictions", lambda *_: made.append("figures"))
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    output_of("report")
+    assert made == []
+    where = (report_factory.SITE_NAME, report_factory.experiment().name)
+    predictions_file(*where).write_text("{}")
+    prediction_figures_dir(*where).mkdir(parents=True)
+    output_of("report")
+    assert made == ["tables", "figures"]
 
 
 def test_a_newer_result_is_a_state_of_its_own(rows):

@@ -145,3 +145,16 @@ def test_a_time_that_is_none_is_an_invalid_result(seconds, tmp_path, monkeypatch
     actual = collect("demo", SITE_NAME, [row], tmp_path).iloc[0]
     assert (actual["status"], actual["reason_code"]) == ("invalid", "invalid_result")
     assert math.isnan(actual["epoch_s"])
+
+
+@pytest.mark.parametrize("step_s", [1e-320, 1e12])
+def test_a_step_that_no_clock_tells_is_an_invalid_result(step_s, tmp_path, monkeypatch):
+    """Ratios of it overflowed: a comparison ended in a traceback, a report in a message on NaN."""
+    (row,) = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["sequential"])
+    path = write(tmp_path, row.cell)
+    values = json.loads(path.read_text())
+    values["timing"]["step_s"]["median_s"] = step_s
+    path.write_text(json.dumps(values))
+    actual = collect("demo", SITE_NAME, [row], tmp_path).iloc[0]
+    assert actual["status"] == "invalid"
+    assert "timing.step_s.median_s" in actual["reason"]

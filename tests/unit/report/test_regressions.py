@@ -335,6 +335,20 @@ def test_markdown_folds_what_did_not_change(tree):
     assert "horovod" in folded
 
 
+def test_a_name_that_results_bring_controls_no_terminal(tree):
+    a, b = tree("a"), tree("b")
+    for path in b.rglob("result.json"):
+        values = json.loads(path.read_text())
+        values["provenance"]["hosts"] = ["\x1b[31mnode"]
+        for rank in values["ranks"]:
+            rank["host"] = "\x1b[31mnode"
+        path.write_text(json.dumps(values))
+    for options in ([], ["--markdown"]):
+        output = call("compare", a, b, *options).output
+        assert "different kinds of hosts" in " ".join(output.split())
+        assert all(line.isprintable() for line in output.splitlines())
+
+
 def test_every_line_fits_a_terminal(tree):
     for line in call("compare", tree("a"), tree("b", {"fsdp": 1.1})).output.splitlines():
         assert len(line) <= 80 or " " not in line

@@ -4,7 +4,17 @@ import pandas as pd
 import pytest
 from figure_checks import assert_no_overlap, assert_readable, of
 from matplotlib.figure import Figure
-from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, site, write_all
+from report_factory import (
+    DATASETS,
+    NETWORKS,
+    SITE_NAME,
+    experiment,
+    matrix,
+    result,
+    site,
+    write,
+    write_all,
+)
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import expand
@@ -145,6 +155,24 @@ def test_steps_have_a_box_each_and_their_table(drawn):
     figure, plotted = drawn["demo", "steps"]
     assert len(of(figure, "box")) == int((plotted["mark"] == "").sum()) == 27
     assert set(plotted["steps"]) == {0, 24}
+
+
+def test_no_step_lies_below_the_text_at_the_right_of_its_row(tmp_path, monkeypatch):
+    rows = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"])
+    for row in rows:
+        values = result(row.cell, epoch_s=10.0)
+        values["timing"]["load_s"] = 10.0
+        write(tmp_path, row.cell, values)
+    tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    with style():
+        figure, _ = FIGURES["steps"].function()(tables, Context("this machine, CPU"))
+        figure.canvas.draw()
+    texts = of(figure, "number")
+    assert {text.get_text().partition(":")[0] for text in texts} == {"input-bound"}
+    boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in texts]
+    for drawn_steps in of(figure, "steps"):
+        points = drawn_steps.get_transform().transform(drawn_steps.get_xydata())
+        assert not any(box.contains(*point) for point in points for box in boxes)
 
 
 def test_scaling_draws_points_and_crosses(drawn):

@@ -67,6 +67,14 @@ def held_by(cell, pid, started_s, host=None):
     return folder
 
 
+def test_a_result_without_a_reason_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (row, *_) = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
+    values = report_factory.failed(row.cell, "unsupported", "")
+    report_factory.write(RESULTS, row.cell, {**values, "reason": None})
+    assert status_lines(states("demo", "local", [row]))[-1].endswith(": no reason is given")
+
+
 def test_a_running_cell_says_since_when_and_at_which_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

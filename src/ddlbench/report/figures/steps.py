@@ -57,6 +57,7 @@ from ddlbench.report.predicted import (
 )
 from ddlbench.report.style import (
     GREY,
+    MM,
     REFERENCE,
     bar_style,
     seconds_axis,
@@ -92,11 +93,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     lines = _lines(shown)
     labels = _line_labels(lines)
     size = _steps_size(labels, shown["network"].nunique())
-    waits = {}
-    for values in shown.to_dict("records"):
-        text = input_bound(values)  # without its numbers where a panel is too narrow for them
-        fits = text_width_mm(text) + 2 < size.min_width
-        waits[str(values["configuration"])] = text if fits else text.partition(":")[0]
+    waits = {str(v["configuration"]): input_bound(v) for v in shown.to_dict("records")}
     parallel = shown.loc[shown["strategy"] != BASE, "workers"]
     page = lay_out(
         f"Time of a step {common_workers(parallel)}".strip(),
@@ -110,7 +107,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     for axes, part in page.facets:
         label_rows(axes, labels, axes in page.first_in_row)
         rows = {_line_of(row): row for row in rows_of(part)}
-        longest = 0.0
+        width_mm = axes.get_position().width * page.figure.get_figwidth() / MM
+        ends = [0.0]
         marks, flags = [], []
         for place, line in enumerate(lines):
             row = rows.get(line)
@@ -119,13 +117,15 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             times = durations.get(str(row.configuration), np.array([]))
             mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
             records.append(_record(row, times, mark))
-            flags.append((place, f"{waits.get(str(row.configuration), '')} {signs(row)}".strip()))
+            flag = _flag(waits.get(str(row.configuration), ""), signs(row), width_mm)
+            flags.append((place, flag))
             if mark:
                 marks.append((place, mark))
             else:
                 _draw_steps(axes, place, times, line.strategy, bool(row.stale))
-                longest = max(longest, float(times.max()))
-        _scale(axes, longest)
+                free = 1 - (text_width_mm(flag) + 2) / width_mm  # left of the text
+                ends.append(float(times.max()) * max(1.12, 1 / free))
+        _scale(axes, max(ends))
         _write(axes, marks, flags)
     return page.figure, pd.DataFrame(records)
 
@@ -177,13 +177,21 @@ def _draw_steps(axes: Axes, place: int, times: np.ndarray, strategy: str, stale:
     axes.plot([median, median], [place - 0.34, place + 0.34], color=colour, linewidth=1.6, zorder=4)
 
 
-def _scale(axes: Axes, longest: float) -> None:
-    if longest <= 0:
+def _flag(wait: str, signs_of_row: str, width_mm: float) -> str:
+    """What stands at the right of a row; without numbers where they would fill most of a panel."""
+    whole = f"{wait} {signs_of_row}".strip()
+    if text_width_mm(whole) + 2 < 0.6 * width_mm:
+        return whole
+    return f"{wait.partition(':')[0]} {signs_of_row}".strip()
+
+
+def _scale(axes: Axes, end: float) -> None:
+    if end <= 0:
         axes.set_xlim(0, 1)
         axes.set_xticks([])
         return
-    axes.set_xlim(0, longest * 1.12)
-    ticks_in(unit_for(longest * 1.12, TIMES), axes.xaxis, "Step", 4)
+    axes.set_xlim(0, end)
+    ticks_in(unit_for(end, TIMES), axes.xaxis, "Step", 4)
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
