@@ -138,8 +138,8 @@ def parse_json(text: str | bytes) -> Any:
     Python's own parser reads NaN and infinity, and takes the last of two equal keys.
 
     Raises:
-        UnreadableJson: it is no JSON, is too deep, writes a key twice, or has a number that 64 bits
-            of a whole number cannot hold: sums and powers of it overflow.
+        UnreadableJson: it is no JSON, is too deep, writes a key twice, or has a whole number of
+            over 64 bits, or another one over 1e100.
     """
     try:
         return json.loads(
@@ -213,9 +213,14 @@ def _integer(digits: str) -> int:
     raise UnreadableJson(f"{shown(digits)} is too large a number")
 
 
+_LARGEST = 1e100
+"""Of numbers in files: a loss that diverges in 32 bits is far below, and sums and squares of such
+numbers are finite."""
+
+
 def _number(digits: str) -> float:
     value = float(digits)
-    if -sys.maxsize <= value <= sys.maxsize:
+    if -_LARGEST <= value <= _LARGEST:
         return value
     raise UnreadableJson(f"{shown(digits)} is too large a number")
 
