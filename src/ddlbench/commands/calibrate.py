@@ -31,10 +31,10 @@ from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.hardware import Accelerators, DeviceSheet, Fabric, Platform, Software
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR
-from ddlbench.predict.run_tables import CNN, ScoreQuestion, kind_of, read_table
+from ddlbench.predict.run_tables import CNN, ScoreQuestion, kind_of, read_table, refuse_options
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.decoder_fit import FEW_ROWS, proposals
-from ddlbench.predict.transformer.run_scores import calibrated
+from ddlbench.predict.transformer.run_scores import calibrated, fitted_errors
 from ddlbench.predict.transformer.training_runs import gpts, read_runs
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ def _of_runs(
         raise ConfigError(f"tables of different kinds, {', '.join(sorted(kinds))}; give one kind")
     (kind,) = kinds
     where = ", ".join(path.name for path in runs)
+    if kind == CNN or platform is not None:
+        refuse_options(names, "runs that a platform describes")
     if kind == CNN:
         fitted = _cnn_platform(runs, platform, campaign, hold_out)
     elif platform is not None:
@@ -276,9 +278,15 @@ def _decoder_software(question: ScoreQuestion, runs: Sequence[Path], where: str)
     steps = read_runs(runs, question)
     given = Software.load(question.software or steps.origin.software)
     fitted, fits = calibrated(steps, given, where)
-    values = {"intervals": {name: each.to_dict() for name, each in fitted.intervals.items()}}
-    few = [f"up to {FEW_ROWS} rows fit three constants"] if fits[0].rows <= FEW_ROWS else []
-    return _Calibrated(fitted, fits, values, few)
+    values: dict[str, Any] = {
+        "intervals": {name: each.to_dict() for name, each in fitted.intervals.items()}
+    }
+    lines = [f"up to {FEW_ROWS} rows fit three constants"] if fits[0].rows <= FEW_ROWS else []
+    errors = fitted_errors(steps, fitted)
+    if len(errors):
+        values["mean_absolute_error"] = float(errors.mean())
+        lines.append(f"mean error on the same runs: {errors.mean():.1%}")
+    return _Calibrated(fitted, fits, values, lines)
 
 
 def _scaling(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:

@@ -345,8 +345,8 @@ def _content(
         _check_one_node(path, devices, nodes, devices_per_node)
         names = tuple(dict.fromkeys(parsed["devices"]))
         return _Content((), list(_rates(matrices)), devices, names, parsed.get("remarks", ()))
-    if str(path) == "-":
-        raise ConfigError(f"-: {_NO_TEST}")
+    if str(path) == "-" or not text.lstrip().startswith("{"):
+        raise ConfigError(f"{path}: {_NO_TEST}")
     links = read_links(path)
     of_nodes = [len(pair.endpoints) for pair in links.pairs if pair.scope == "node"]
     return _Content(

@@ -41,6 +41,7 @@ from ddlbench.predict.run_tables import (
     ScoreQuestion,
     kind_of,
     read_table,
+    refuse_options,
     score_file,
 )
 from ddlbench.predict.transformer.run_scores import term_gains
@@ -136,7 +137,13 @@ def score_command(
     question = ScoreQuestion(
         cast(HoldOut, hold_out), kinds(kind), software, hardware, fabric, platform, predictor
     )
-    values, name = score_file(runs, question), kind_of(runs).name
+    name = kind_of(runs).name
+    if name == CNN:
+        sheets = {"software": software, "hardware": hardware, "fabric": fabric}
+        refuse_options(sheets, "iterations of CNNs, which --platform describes")
+    elif predictor != ScoreQuestion.predictor:
+        refuse_options({"predictor": predictor}, "other runs than iterations of CNNs")
+    values = score_file(runs, question)
     lines = (
         accuracy_lines(values)
         if name == CNN

@@ -76,7 +76,7 @@ def predict(
 ) -> None:
     """Predict one cell: time of a step, its parts, memory."""
     questions = questions_of(options)
-    question, site = questions.single, questions.site
+    question, site = questions.single_of(strategy), questions.site
     here = questions.knowledge(allow_stale=True)
     cell = question.cell(strategy)
     alone = assess(question.cell(BASE), here)
@@ -165,8 +165,9 @@ def largest_batch(
     questions = questions_of(options, batch_size=1)
     site, here = questions.site, questions.knowledge()
     # The options of a cell follow its batch: take those of a large one, for servers among them too.
-    devices = questions.single.devices
-    large = questions.single.with_batch(64 * devices * max(1, devices - 1))
+    question = questions.single_of(strategy)
+    devices = question.devices
+    large = question.with_batch(64 * devices * max(1, devices - 1))
     cell = large.cell(strategy).with_(batch_size=1)
     smallest = batches.smallest_batch(cell, site.accelerator)
     candidate = assess(cell.with_(batch_size=smallest), here)

@@ -78,6 +78,23 @@ class Questions:
             raise ConfigError("--geometry: this takes one geometry; several are for recommend")
         return self.each[0]
 
+    def single_of(self, strategy: str) -> Question:
+        """The only question, asked of one strategy.
+
+        Raises:
+            ConfigError: there are several geometries, there is no such strategy, or an option is
+                of another one, where it would decide nothing.
+        """
+        question = self.single
+        question.written_options(strategy)
+        for other in sorted(question.options.keys() - {strategy, BASE}):
+            option = next(iter(question.options[other]))
+            raise ConfigError(
+                f"--option {other}.{option} decides nothing of {strategy}; leave it out, or write "
+                f"--strategy {other}"
+            )
+        return question
+
     def knowledge(self, **settings: Any) -> Knowledge:
         """What the site knows of the questions; ``settings`` are fields of the knowledge."""
         return replace(knowledge_of(self.each[0], Inputs(self.site.name), self.site), **settings)
@@ -172,8 +189,9 @@ def _check_fabric(question: Question, site: Site) -> None:
     path = links_file(site.name, fabric)
     if fabric not in site.known_fabrics and not path.is_file():
         raise ConfigError(
-            f"site {site.name} has no fabric {fabric!r}; {nearest(fabric, site.known_fabrics)}; "
-            f"or measure its links: {making_command(site.name, [path])}"
+            f"site {site.name} has no fabric {fabric!r}; measure its links with "
+            f"{making_command(site.name, [path])}, or take another one: "
+            f"{nearest(fabric, site.known_fabrics)}"
         )
 
 

@@ -246,6 +246,8 @@ def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> lis
     ]
     if software.precision != _SHAPES_PRECISION:
         facts.append(f"They were fitted in {_SHAPES_PRECISION}, not in {software.precision}.")
+    if stand_in := cluster.device.stand_in(software.precision):
+        facts.append(stand_in)
     if beyond:
         facts.append(
             f"No fitted run had half as many devices ({LARGEST_FITTED} at most) as "

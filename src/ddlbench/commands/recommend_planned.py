@@ -49,7 +49,13 @@ class PlannedQuestions(Questions):
     def grounds(self) -> list[str]:
         """What data sheets and fits say of themselves."""
         assert self.cluster is not None
-        return [line for fact in self.cluster.facts() for line in paragraph(fact)]
+        stand_in = "" if self.cluster.profile else self.cluster.device.stand_in(self.precision)
+        facts = [*self.cluster.facts(), *filter(None, [stand_in])]
+        return [line for fact in facts for line in paragraph(fact)]
+
+    @property
+    def precision(self) -> str:
+        return str(self.each[0].all_settings().get("precision", "fp32"))
 
 
 def planned_questions_of(
@@ -74,8 +80,9 @@ def planned_questions_of(
         question.check_names()
     if profile is None:
         layers_of(questions[0].network, questions[0].dataset)  # of one that cannot be, say so once
-    cluster.device.peak(str(questions[0].all_settings().get("precision", "fp32")))
-    return PlannedQuestions(tuple(questions), site, cluster=cluster)
+    planned = PlannedQuestions(tuple(questions), site, cluster=cluster)
+    cluster.device.peak(planned.precision)
+    return planned
 
 
 def planned_cluster(

@@ -30,7 +30,14 @@ from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.recommend import Limits, result_of, short_cell
-from ddlbench.predict.tuning import Tuning, configurations, tuning_file, varied, write_tuning
+from ddlbench.predict.tuning import (
+    BATCH_SIZE,
+    Tuning,
+    configurations,
+    tuning_file,
+    varied,
+    write_tuning,
+)
 from ddlbench.predict.tuning import tune as search
 from ddlbench.report.drawing import draw_figure
 
@@ -91,10 +98,12 @@ def tune(
     **options: Any,
 ) -> None:
     """Search a strategy's options for the most samples a second."""
-    questions = questions_of(options)
-    question, site = questions.single, questions.site
+    named = _varied(varied_texts)
+    sizes = [size for size in named.get(BATCH_SIZE, ()) if isinstance(size, int) and size > 0]
+    questions = questions_of(options, batch_size=max(sizes, default=None))
+    question, site = questions.single_of(strategy), questions.site
     here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
-    values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
+    values = varied(strategy, named, question.written_options(strategy))
     candidates = configurations(question, strategy, values, here)
     beyond = next(
         (configuration.candidate for configuration in candidates if configuration.candidate.beyond),

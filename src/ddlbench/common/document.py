@@ -153,8 +153,9 @@ def parse_json(text: str | bytes) -> Any:
         raise
     except RecursionError:
         raise UnreadableJson("its lists and objects lie too deep in each other") from None
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise UnreadableJson(_in_one_line(error)) from None
+    except ValueError as error:
+        what = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
+        raise UnreadableJson(f"it is no {what} ({_in_one_line(error)})") from None
 
 
 _COMPRESSED = {

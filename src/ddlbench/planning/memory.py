@@ -73,11 +73,18 @@ class Room:
         needed_bytes: of the fullest device; on CPU of the fullest process.
         capacity_bytes: of one device; None if unknown.
         fits: whether no memory needs more than it has; None if the capacity is unknown.
+        devices: that share the fullest memory, as those of a process on CPU do.
     """
 
     needed_bytes: int
     capacity_bytes: float | None
     fits: bool | None
+    devices: int = 1
+
+    @property
+    def held_bytes(self) -> float | None:
+        """What the devices that share the fullest memory have together; None if unknown."""
+        return None if self.capacity_bytes is None else self.devices * self.capacity_bytes
 
 
 def room_of(
@@ -103,7 +110,8 @@ def room_of(
     fit = None
     if capacity is not None:
         fit = all(needed <= count * capacity for needed, count in memories)
-    return Room(max(needed for needed, _ in memories), capacity, fit)
+    fullest_bytes, sharing = max(memories)
+    return Room(fullest_bytes, capacity, fit, sharing)
 
 
 def persistent_bytes(blocks: Sequence[Block], momentum: float) -> float:

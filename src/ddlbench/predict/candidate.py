@@ -186,11 +186,12 @@ def _with_prediction(
     room = room_of(workload, plan, prediction.memory_bytes, known.site, known.device_memory_bytes)
     reason = ""
     if room is not None and room.fits is False:
-        assert room.capacity_bytes is not None
+        assert room.held_bytes is not None
+        holder = "a device has" if room.devices == 1 else f"{room.devices} devices have"
         reason = Reason(
             "too_large",
-            f"does not fit: {size_text(room.needed_bytes)} needed, a device has "
-            f"{size_text(room.capacity_bytes)}",
+            f"does not fit: {size_text(room.needed_bytes)} needed, {holder} "
+            f"{size_text(room.held_bytes)}",
         )
     return replace(
         candidate,

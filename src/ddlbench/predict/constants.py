@@ -132,7 +132,8 @@ class WithConstants(Described):
         """
         if name not in self.constants:
             raise ConfigError(
-                f"{self.description}: constants: {name!r} is missing; add value and prior"
+                f"{self.description}: this prediction needs the constant {name!r}, which it lacks; "
+                "take another file, or add value and prior"
             )
         return self.constants[name].value
 

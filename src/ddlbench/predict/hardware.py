@@ -84,13 +84,23 @@ class DeviceSheet(Sourced):
         Raises:
             ConfigError: the data sheet has no such precision.
         """
+        return dict(self.peak_flops_per_s)[self._peak_taken(precision)]
+
+    def stand_in(self, precision: str) -> str:
+        """A sentence where :meth:`peak` is that of another precision; empty where it is not."""
+        taken = self._peak_taken(precision)
+        if taken == precision:
+            return ""
+        return f"{self.description} has no peak for {precision}: that of {taken} is taken."
+
+    def _peak_taken(self, precision: str) -> Precision:
         others = _WITHOUT_BF16 if precision in ("bf16", "fp16") else ()
         for name in (precision, *others):
-            for known, value in self.peak_flops_per_s.items():
+            for known in self.peak_flops_per_s:
                 if known == name:
-                    return value
+                    return known
         raise ConfigError(
-            f"{self.description}: has no peak for {precision!r}; write one of "
+            f"{self.description} has no peak for {precision!r}; write one of "
             f"{', '.join(self.peak_flops_per_s)}, or add it to peak_flops_per_s"
         )
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import size_text
+from ddlbench.common.screen import counted, size_text
 from ddlbench.common.statistics import HOURS
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -50,7 +50,7 @@ _MOST_UNIT = 4096
 
 @dataclass(frozen=True)
 class MemoryOfBatches:
-    """Predicted memory of a cell at any batch size."""
+    """Predicted memory of a cell at any batch size; ``capacity_bytes`` are of one device."""
 
     cell: Cell
     site: Site
@@ -58,17 +58,18 @@ class MemoryOfBatches:
     capacity_bytes: float
 
     def needed(self, batch_size: int) -> int:
-        """Bytes of the fullest device.
+        """Bytes of the fullest device, or on CPU of the fullest process.
 
         Raises:
             ConfigError: the strategy has no memory model.
         """
-        return self._room(batch_size).needed_bytes
+        return self.room(batch_size).needed_bytes
 
     def fits(self, batch_size: int) -> bool:
-        return self._room(batch_size).fits is not False
+        return self.room(batch_size).fits is not False
 
-    def _room(self, batch_size: int) -> Room:
+    def room(self, batch_size: int) -> Room:
+        """What the fullest memory needs, and what it has."""
         cell = self.cell.with_(batch_size=batch_size)
         plan = make_plan(cell, self.site.name, self.site.accelerator)
         devices = memory_bytes(self.workload, plan)
@@ -167,9 +168,8 @@ def largest_batch(
             )
         if len(largest.trials) >= trials:
             break
-        less = MemoryOfBatches(
-            memory.cell, memory.site, memory.workload, _LESS * largest.needed_bytes
-        )
+        less_bytes = _LESS * largest.needed_bytes / memory.room(size).devices
+        less = MemoryOfBatches(memory.cell, memory.site, memory.workload, less_bytes)
         size = predicted_largest(less, unit, size - unit)
     largest.batch_size, largest.needed_bytes = 0, None
     return largest
@@ -177,12 +177,11 @@ def largest_batch(
 
 def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     """What was found, in sentences."""
-    capacity = size_text(memory.capacity_bytes)
     if not largest.predicted:
-        needed = size_text(memory.needed(largest.unit))
-        return [f"No batch fits: {largest.unit} samples, the fewest, need {needed} of {capacity}."]
+        used = _used(memory.room(largest.unit))
+        return [f"No batch fits: {counted(largest.unit, 'sample')}, the fewest, would take {used}."]
     tried = [
-        f"{Cell.from_id(trial.cell_id).batch_size} samples: {trial.status}"
+        f"{counted(Cell.from_id(trial.cell_id).batch_size, 'sample')}: {trial.status}"
         for trial in largest.trials
     ]
     measured = [f"Measured: {', '.join(tried)}."] if tried else []
@@ -191,13 +190,19 @@ def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
             *measured,
             "No batch was confirmed; predict a smaller one with --device-memory-bytes.",
         ]
-    assert largest.needed_bytes is not None
     how = "confirmed by a cell" if largest.confirmed else "predicted, not measured"
     return [
-        f"Largest batch: {largest.batch_size} samples a step ({how}); "
-        f"{size_text(largest.needed_bytes)} of {capacity} predicted, limited by {largest.limit}.",
+        f"Largest batch: {counted(largest.batch_size, 'sample')} a step ({how}); "
+        f"{_used(memory.room(largest.batch_size))} predicted, limited by {largest.limit}.",
         *measured,
     ]
+
+
+def _used(room: Room) -> str:
+    """``2.0 GB of the 2.1 GB of 4 devices``."""
+    assert room.held_bytes is not None
+    whose = "" if room.devices == 1 else f" of {room.devices} devices"
+    return f"{size_text(room.needed_bytes)} of {size_text(room.held_bytes)}{whose}"
 
 
 PAYS = 0.5

@@ -77,8 +77,8 @@ class Question:
         if self.network not in known("ddlbench.networks") and ":" not in self.network:
             remark = nearest(self.network, known("ddlbench.networks"))
             raise ConfigError(
-                f"unknown network {self.network!r}; {remark}; "
-                "a network of your own is package.module:callable"
+                f"unknown network {self.network!r} (a network of your own is "
+                f"package.module:callable); {remark}"
             )
         for strategy in self.options:
             check_name("ddlbench.strategies", strategy, "options")

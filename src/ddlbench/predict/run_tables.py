@@ -92,6 +92,13 @@ def refuse(
         raise ConfigError(f"{where} line {at + 2}: {remark}")
 
 
+def refuse_options(options: Mapping[str, str | None], what: str) -> None:
+    """Raise ConfigError for options, by name, that are given and decide nothing of a table."""
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: decides nothing of {what}; leave it out")
+
+
 HoldOut = Literal["none", "model", "gpus", "layers", "submitter", "device"]
 HOLD_OUTS: tuple[HoldOut, ...] = get_args(HoldOut)
 

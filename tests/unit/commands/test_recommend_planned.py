@@ -48,6 +48,25 @@ def test_layouts_as_json():
     assert first["low_s"] < first["step_s"] < first["high_s"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*RESNET, "--precision", "bf16"],
+        ["--network", "gpt-small:tokens-gpt2", "--batch-size", "64"],
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_told(words):
+    output = ask("--hardware", "v100-sxm-32gb", *words, "--geometry", "1x8").output
+    assert "no peak for bf16: that of fp16 is taken" in " ".join(output.split())
+
+
+def test_software_that_trains_no_transformer_is_named():
+    words = ["--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x8"]
+    error = ask(*NDR, *words, "--software", "horovod").exception
+    assert isinstance(error, ConfigError)
+    assert "needs the constant 'logit_bytes', which it lacks; take another file" in str(error)
+
+
 def test_nothing_fits():
     words = ["--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x2"]
     actual = ask("--hardware", "gtx-1080ti", *words)

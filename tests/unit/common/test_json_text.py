@@ -57,8 +57,11 @@ def test_what_is_put_aside_replaces_nothing(tmp_path) -> None:
 
 def test_bytes_that_are_no_text(tmp_path) -> None:
     path = tmp_path / "a.json"
-    path.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(UnreadableJson):
+    path.write_bytes(b"\xb6{}")
+    with pytest.raises(UnreadableJson, match=r"^it is no text in UTF-8 \("):
+        read_json(path)
+    path.write_text("hello")
+    with pytest.raises(UnreadableJson, match=r"^it is no JSON \("):
         read_json(path)
     with pytest.raises(OSError, match="No such file"):
         read_json(tmp_path / "none.json")

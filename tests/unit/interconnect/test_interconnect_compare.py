@@ -66,6 +66,14 @@ def test_wrong_geometries_are_named(tmp_path):
         compare(file, "--devices-per-node", "4")
 
 
+@pytest.mark.parametrize("content", [b"", b"hello", b"[1]", b"\xff\xfa\x00"])
+def test_a_file_of_no_test_is_named(tmp_path, content):
+    file = tmp_path / "out.txt"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="is neither the text of nccl-tests or p2p"):
+        compare(file)
+
+
 def test_what_the_file_says_of_its_devices_is_compared_with_the_option(tmp_path):
     file = tmp_path / "out.txt"
     file.write_text(nccl_text(nodes=1))

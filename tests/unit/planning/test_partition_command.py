@@ -91,7 +91,7 @@ def test_one_replicated_stage_is_called_data_parallelism() -> None:
         (["--machines", "0", "--bandwidth", "1e9"], "machines 0"),
         (["--machines", "4", "--bandwidth", "-1e9"], "bandwidth -1000000000.0"),
         (["--machines", "4", "--bandwidth", "1e9", "--memory-bytes", "1e9"], "does not fit"),
-        (["--machines", "64", "--bandwidth", "1e9", "--straight"], "40 nodes cannot make 64"),
+        (["--machines", "64", "--bandwidth", "1e9", "--straight"], "40 layers cannot make 64"),
     ],
 )
 def test_bad_input_is_one_sentence(args, says) -> None:

@@ -214,7 +214,7 @@ def test_balance_is_the_best_split_by_time() -> None:
         best = min(_slowest(times, cuts) for cuts in combinations(range(1, len(times)), parts - 1))
         ends = [sum(sizes[:n]) for n in range(1, parts)]
         assert _slowest(times, ends) == best
-    with pytest.raises(ConfigError, match="8 nodes cannot make 9 stages"):
+    with pytest.raises(ConfigError, match="8 layers cannot make 9 stages"):
         balance(chain, 9)
 
 

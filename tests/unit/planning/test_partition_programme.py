@@ -191,7 +191,7 @@ def test_searches_of_hours_are_refused(vgg16) -> None:
         partition(vgg16, [Level(4000, 1e9)], memory=memory)
     with pytest.raises(ConfigError, match="4000 machines below another level"):
         partition(vgg16, [Level(4000, 1e9), Level(2, 1e9)])
-    with pytest.raises(ConfigError, match="40 nodes cannot make 100000 stages"):
+    with pytest.raises(ConfigError, match="40 layers cannot make 100000 stages"):
         partition(vgg16, [Level(100_000, 1e9)], straight=True)
 
 

@@ -37,6 +37,12 @@ def test_a_device_without_bf16_computes_in_fp16_or_fp32():
         DeviceSheet.load("gtx-1080ti").peak("tf32")
 
 
+def test_a_peak_of_another_precision_is_told():
+    volta = DeviceSheet.load("v100-sxm-16gb")
+    assert volta.stand_in("bf16").endswith("has no peak for bf16: that of fp16 is taken.")
+    assert volta.stand_in("fp32") == DeviceSheet.load("h100-sxm").stand_in("bf16") == ""
+
+
 def test_a_fabric_of_devices_and_one_of_nodes():
     assert Fabric.load("infiniband-400").node_bytes_per_s(8) == 400e9
     assert Fabric.load("efa-3200").node_bytes_per_s(4) == 400e9

@@ -67,6 +67,26 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
     values = json.loads(run("calibrate", few, "--output", output, "--json"))
     assert set(values["constants"]) == {"product_efficiency", "host_layer_s", "node_latency_factor"}
     assert yaml.safe_load(output.read_text())["fitted_on"] == "8 steps of few.csv"
+    assert values["mean_absolute_error"] < 0.2
+
+
+def test_steps_in_another_unit_show_in_the_error_of_a_calibration(tmp_path):
+    path = tmp_path / "few.csv"
+    table = playbook(120).query("status == 'ran' and devices <= 256 and step_s > 0")[:8]
+    table.assign(step_s=table["step_s"] / 1000).to_csv(path, index=False)
+    assert json.loads(run("calibrate", path, "--json"))["mean_absolute_error"] > 1
+    assert "mean error on the same runs: " in run("calibrate", path)
+
+
+@pytest.mark.parametrize("option", [("--hardware", "h100-sxm"), ("--fabric", "gigabit")])
+def test_data_sheets_are_refused_for_runs_that_a_platform_describes(runs, option):
+    for command in ("calibrate", "score"):
+        with pytest.raises(ConfigError, match=f"{option[0]}: decides nothing of"):
+            run(command, PUBLISHED_MEASURED, *option)
+    with pytest.raises(ConfigError, match=f"{option[0]}: decides nothing of"):
+        run("calibrate", MANY_NODES, "--platform", "megatron-a100", *option)
+    with pytest.raises(ConfigError, match="--predictor: decides nothing of other runs"):
+        run("score", runs, "--predictor", "authors-code")
 
 
 def test_what_no_row_depends_on_is_called_unknown(tmp_path):

@@ -90,6 +90,8 @@ def test_recommend_json_and_table(folder):
         (["--strategy", "ddp", "--threads", "2"], "there is no profile of vgg11 on mnist"),
         (["--strategy", "ddp", "--predictor", "eq9"], "unknown predictor 'eq9'"),
         (["--strategy", "dpp"], "unknown strategy"),
+        (["--strategy", "dpp", "--option", "gpipe.chunks=8"], "unknown strategy 'dpp'"),
+        (["--strategy", "ddp", "--option", "gpipe.chunks=8"], "gpipe.chunks decides nothing of dd"),
     ],
 )
 def test_predict_says_what_is_wrong(folder, arguments, says):

@@ -82,6 +82,17 @@ def test_it_gives_up_and_says_so() -> None:
     assert "No batch was confirmed" in batch_advice(actual, memory())[-1]
 
 
+def test_devices_of_a_process_are_told_and_lowered_together() -> None:
+    """On CPU the four devices of a GPipe cell share a memory, of four times the size."""
+    shared = memory("gpipe")
+    predicted = largest_batch(shared, None, nothing)
+    assert predicted.needed_bytes <= shared.room(predicted.batch_size).held_bytes == 8e9
+    assert "8.0 GB of 4 devices predicted" in batch_advice(predicted, shared)[0]
+    measure, batches = ending(Status.OUT_OF_MEMORY, Status.OK)
+    largest_batch(shared, measure, nothing)
+    assert shared.needed(batches[1]) <= 0.9 * shared.needed(batches[0])
+
+
 def test_a_dry_run_measures_nothing_and_results_are_reused() -> None:
     actual = largest_batch(memory(), None, nothing)
     assert actual.batch_size == actual.predicted > 0

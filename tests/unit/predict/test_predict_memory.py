@@ -203,7 +203,7 @@ def test_partitions_of_one_process_share_its_memory_on_cpu_only():
     def room(profile, strategy):
         return room_of(profile, make.plan(strategy, "1x2", 8), (30, 10), make.site(), 20)
 
-    assert room(cpu, "gpipe") == Room(40, 20, True)
+    assert room(cpu, "gpipe") == Room(40, 20, True, 2)
     assert room(gpu, "gpipe") == Room(30, 20, False)
     assert room(cpu, "ddp") == Room(30, 20, False)
 

@@ -66,6 +66,13 @@ def test_the_workflow_measures_and_the_search_is_kept(measured_ids, tmp_path) ->
     assert len(measured_ids) == len(kept["trials"])  # nothing twice
 
 
+def test_a_varied_batch_needs_no_other(measured_ids) -> None:
+    words = [*CASE[:-2], "--vary", "batch_size=8,16", "--option", "pipe-gpipe.chunks=2"]
+    ended = CliRunner().invoke(commands, [*words, "--dry-run", "--json"])
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["case"]["varied"] == {"batch_size": [8, 16]}
+
+
 def test_by_default_it_varies_what_is_worth_it(measured_ids) -> None:
     ended = CliRunner().invoke(commands, [*CASE, "--dry-run", "--json"])
     assert ended.exit_code == 0, ended.output
@@ -82,6 +89,7 @@ def test_by_default_it_varies_what_is_worth_it(measured_ids) -> None:
         (["--vary", "chunks=two"], "chunks"),
         (["--vary", "batch_size=8.5"], "write whole numbers"),
         (["--vary", "chunks=2", "--option", "pipe-gpipe.chunks=4"], "exclude each other"),
+        (["--option", "gpipe.chunks=4"], "gpipe.chunks decides nothing of pipe-gpipe"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(measured_ids, further, says) -> None:

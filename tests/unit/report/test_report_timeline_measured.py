@@ -115,7 +115,7 @@ EVENT = {"name": "forward 4", "ph": "X", "ts": 0.0, "dur": 5.0, "tid": 0}
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "trace.json: not what a cell records: Expecting"),
+        ("{", "trace.json: not what a cell records: it is no JSON"),
         ("[]", "not what a cell records"),
         ('{"traceEvents": [3]}', "not what a cell records"),
         ({"name": "forward"}, "'forward' names no kind of work and mini-batch"),

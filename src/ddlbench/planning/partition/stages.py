@@ -197,16 +197,16 @@ def _why_none(
     devices, nodes = math.prod(level.machines for level in levels), len(states.nodes)
     if straight and devices > nodes:
         return (
-            f"{nodes} nodes cannot make {devices} stages without replication; "
+            f"{nodes} layers cannot make {devices} stages without replication; "
             f"use at most {nodes} devices or leave --straight out"
         )
     if memory is None:
-        return f"no partition of {nodes} nodes over {devices} devices exists"
+        return f"no partition of {nodes} layers over {devices} devices exists"
     alone = states.fixed_bytes + max(memory.node_bytes(node) for node in states.nodes)
     return (
         f"the network does not fit: no partition over {devices} devices keeps each within "
-        f"{memory.limit_bytes:.0f} bytes (its largest node alone needs {alone:.0f}); give more "
-        "memory, more devices or a smaller batch"
+        f"{memory.limit_bytes:,.0f} bytes (its largest layer alone needs {alone:,.0f} bytes); give "
+        "more memory, more devices or a smaller batch"
     )
 
 

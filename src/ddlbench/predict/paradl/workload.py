@@ -227,8 +227,8 @@ def load_workload(name: str, dataset: str = "") -> Workload:
         wanted += "256"
     if wanted not in plain:
         raise InvalidWorkload(
-            f"there is no workload of {name!r}; {nearest(name, plain.values())}; or write the path "
-            "of a .json workload file"
+            f"there is no workload of {name!r}; write the path of a .json workload file, or a "
+            f"published one: {nearest(name, plain.values())}"
         )
     return _published(plain[wanted])
 

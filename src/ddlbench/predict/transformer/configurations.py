@@ -200,9 +200,10 @@ def load_shape(name: str) -> Shape:
         return Shape(**values)
     if not name.endswith(_FILES):
         raise ConfigError(
-            f"transformer {name!r} is unknown; {nearest(name, known)}; or write one of our "
-            f"networks with its dataset (vit-tiny:cifar10), or a .yaml file with "
-            f"{', '.join(field.name for field in fields(Shape))}"
+            f"transformer {name!r} is unknown; write one of our networks with its dataset "
+            f"(vit-tiny:cifar10), a .yaml file with "
+            f"{', '.join(field.name for field in fields(Shape))}, or a published one: "
+            f"{nearest(name, known)}"
         )
     path = Path(name)
     shape = read_checked(Shape, read_yaml(path), str(path))
@@ -389,8 +390,8 @@ def shape_of(name: str) -> Shape:
     if not isinstance(kind, str) or kind not in model_types():
         known = sorted(model_types())
         raise ConfigError(
-            f"{name}: model_type {kind!r} is not counted; {nearest(str(kind), known)}; or write a "
-            ".yaml file of its shape (docs/oracle.md)"
+            f"{name}: model_type {kind!r} is not counted; write a .yaml file of its shape "
+            f"(docs/oracle.md), or another model_type: {nearest(str(kind), known)}"
         )
     return _checked(read_checked(Shape, _fields(values, model_types()[kind]), name), name)
 

@@ -183,6 +183,13 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     return replace(fitted, intervals={**software.intervals, **intervals}), fits
 
 
+def fitted_errors(runs: TrainingRuns, software: Software) -> Array:
+    """Shares by which fitted software misses the steps of ``runs``, as read, that fit it, (n,)."""
+    runs = replace(runs, step_s=cleaned_s(runs))
+    fitted = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
+    return np.abs(predicted_s(fitted, software) / fitted.step_s - 1)
+
+
 def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
     """The kind of each run; a run's submitter is who published its table, so its device counts."""
     match hold_out:
