@@ -326,8 +326,16 @@ def _independent_errors(jacobian: Array, residuals: Array, count: int, soft: flo
 
 
 def _errors_of_groups(jacobian: Array, residuals: Array, whole: Array, groups: Array) -> Array:
-    """Sandwich estimator: H^-1 (sum over groups of s s') H^-1, s a group's gradient."""
-    sums = np.zeros((int(groups.max()) + 1, jacobian.shape[1]))
+    """Sandwich estimator: H^-1 (sum over groups of s s') H^-1, s a group's gradient.
+
+    It is near 0 for a constant that few steps decide, as the fit goes through them. So errors are
+    at least those of steps that err independently, as all of them do.
+    """
+    count, constants = jacobian.shape
+    sums = np.zeros((int(groups.max()) + 1, constants))
     np.add.at(sums, groups, jacobian * residuals[:, None])
     inverse = np.linalg.pinv(whole.T @ whole)
-    return np.asarray(np.sqrt(np.maximum(np.diag(inverse @ (sums.T @ sums) @ inverse), 0.0)))
+    variance = np.sum(residuals**2) / max(count - constants, 1)
+    return np.sqrt(
+        np.maximum(np.diag(inverse @ (sums.T @ sums) @ inverse), np.diag(inverse) * variance)
+    )

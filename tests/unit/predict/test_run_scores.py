@@ -88,6 +88,18 @@ def test_a_fit_finds_planted_constants():
     assert actual == pytest.approx(planted, rel=0.02)
 
 
+def test_rows_of_one_network_alone_leave_an_interval():
+    """They are one group, whose errors cancel at the best fit."""
+    runs = shipped("playbook")
+    names = ("hidden_size", "layers", "tensor", "pipeline", "sequence_length")
+    keys = np.stack([runs.decoders[name] for name in names], axis=1)
+    alike = runs.timed & (runs.decoders.devices <= 256)
+    kinds, counts = np.unique(keys[alike], axis=0, return_counts=True)
+    few = runs.take(np.flatnonzero(alike & (keys == kinds[counts.argmax()]).all(axis=1))[:8])
+    errors = fit_time(few, Software.load("nanotron"), FEW_CONSTANTS).relative_errors
+    assert all(error > 0.01 for error in errors.values())
+
+
 def test_a_fit_of_memory_finds_planted_constants():
     runs = shipped("playbook")
     runs = runs.take(np.flatnonzero(runs.timed)[::3])
