@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import size_text
 from ddlbench.predict.collective_times import (
     LONG,
     OPERATIONS,
@@ -191,9 +192,15 @@ def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
     what, quantity = ("copies", "rates") if is_pairs else ("messages", "times")
     if verdict == "normal":
         return f"Normal for {where}: {quantity} are {middle} in the median."
+    impossible = ""
+    if is_pairs and verdict == "fast":
+        impossible = (
+            f" The data sheet has {size_text(system.device.link.bytes_per_s)}/s one way: look at "
+            "the unit, and whether both directions are added."
+        )
     return (
         f"{verdict.capitalize()} for {where}: {outside} of {len(counted)} {what} "
-        f"lie outside the interval; {quantity} are {middle} in the median."
+        f"lie outside the interval; {quantity} are {middle} in the median.{impossible}"
     )
 
 

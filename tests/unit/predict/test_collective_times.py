@@ -259,6 +259,8 @@ def test_copies_are_compared_with_the_data_sheet(library):
     rates = [("median", 390e9), ("slowest", 200e9), ("wrong", 500e9)]
     judged = judged_pairs(rates, system(), library)
     assert [judgement.verdict for judgement in judged] == ["normal", "slow", "fast"]
+    assert "The data sheet has 450 GB/s one way: look at the unit" in sentence(judged[2:], system())
+    assert "data sheet" not in sentence(judged[:1], system())
     mesh = judged_pairs(rates, system(device="v100-sxm-32gb"), library)
     assert {judgement.verdict for judgement in mesh} == {"cannot tell"}
 
