@@ -87,8 +87,7 @@ def _function(name: str, module: str) -> click.Command:
 def _of_package(name: str) -> click.Command:
     """A command of another package, whose faults end in a sentence that names it."""
     target = third_party(GROUP, _BUILT_IN)[name]
-    with within(GROUP, name):
-        command = load_target(name, target)
+    command = load_target(name, target)
     if not isinstance(command, click.Command):
         raise ConfigError(
             f"{described(GROUP, name)}: {target} is no click command; write @click.command() above "
@@ -99,9 +98,11 @@ def _of_package(name: str) -> click.Command:
     def guarded(ctx: click.Context) -> Any:
         try:
             return invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except Exception:
+        except Exception as error:
+            if file_fault(error):  # a path that the user gave
+                raise
             with within(GROUP, name):
                 raise
 

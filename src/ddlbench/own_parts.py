@@ -270,7 +270,7 @@ def _check_counts(
 def _on_networks(
     tried: Mapping[_Pair, Mapping[str, Any]], waiting: Sequence[Cell]
 ) -> Iterator[str]:
-    """What of each network keeps a strategy from being fast."""
+    """What of each network keeps a strategy from being fast, or the network from learning."""
     for network, dataset in dict.fromkeys((cell.network, cell.dataset) for cell in waiting):
         answer = tried.get((network, dataset))
         if answer is None:
@@ -290,9 +290,9 @@ def _on_networks(
             )
         if traits.normalised_by:
             yield (
-                f"{network} on {dataset}: its outputs pass a {traits.normalised_by}, and so does "
-                "the loss, cross entropy, in itself, so it learns slowly; leave it out of the "
-                "network"
+                f"{network} on {dataset}: its outputs pass a {traits.normalised_by}; the loss, "
+                "cross entropy, has a softmax of its own, so the network learns slowly; leave it "
+                "out of the network"
             )
 
 

@@ -79,18 +79,18 @@ class Questions:
         return self.each[0]
 
     def single_of(self, strategy: str) -> Question:
-        """The only question, asked of one strategy.
+        """The only question, about one strategy.
 
         Raises:
-            ConfigError: there are several geometries, there is no such strategy, or an option is
-                of another one, where it would decide nothing.
+            ConfigError: there are several geometries, there is no such strategy, or an option of
+                another strategy is given, which has no effect.
         """
         question = self.single
         question.written_options(strategy)
         for other in sorted(question.options.keys() - {strategy, BASE}):
             option = next(iter(question.options[other]))
             raise ConfigError(
-                f"--option {other}.{option} decides nothing of {strategy}; leave it out, or write "
+                f"--option {other}.{option} has no effect on {strategy}; leave it out, or write "
                 f"--strategy {other}"
             )
         return question

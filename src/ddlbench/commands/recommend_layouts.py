@@ -129,7 +129,7 @@ def _refuse_options_of_networks(values: dict[str, Any]) -> None:
         raise ConfigError(f"--precision {values['precision']}: write one of {known}")
     for name, option in _OF_NETWORKS.items():
         if values.get(name):
-            raise ConfigError(f"{option} decides nothing of a transformer's shape; leave it out")
+            raise ConfigError(f"{option} has no effect on a transformer's shape; leave it out")
 
 
 def _named_shape(values: dict[str, Any]) -> tuple[str, Shape]:

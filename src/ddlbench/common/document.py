@@ -314,8 +314,9 @@ class Document(Generic[_Form]):
         noun: name of the file in messages ("not a readable result").
         error: exception class for an invalid file.
         newer: exception class for a file of a newer version; ``error`` if left out.
-        instead: what to do with a file of a newer version, if not to update the checkout.
-        remade: a file at fault is made anew by itself; others need ``instead``.
+        instead: what to do with a file that cannot be read, or with one of a newer version if not
+            to update the checkout.
+        remade: a file that cannot be read is made anew without that.
     """
 
     def __init__(

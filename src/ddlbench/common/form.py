@@ -29,6 +29,8 @@ Natural = Annotated[int, Ge(0)]
 Count = Annotated[int, Ge(1)]
 Amount = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
+Seconds = Annotated[float, Ge(1e-9), Le(1e9)]
+"""From the resolution of a clock to 30 years: ratios of such times are finite."""
 Share = Annotated[float, Ge(0), Le(1)]
 Name = Annotated[str, MinLen(1)]
 Interval = Annotated[tuple[float, ...], Len(2, 2)]

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from annotated_types import Ge, Le
+from typing import Any, Literal
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.form import Amount, Count, Form, Natural, Positive
+from ddlbench.common.form import Amount, Count, Form, Natural, Positive, Seconds
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Status
@@ -137,25 +135,21 @@ class Epoch(Form):
     """Wait for data in the epoch."""
 
 
-StepTime = Annotated[float, Ge(1e-9), Le(1e9)]
-"""From the resolution of a clock to 30 years: ratios of such times are finite."""
-
-
 @dataclass(frozen=True)
 class StepSummary(Form):
     """The measured steps of all epochs; low and high enclose the median with 95 % confidence."""
 
-    median_s: StepTime | None
+    median_s: Seconds | None
     """Median step."""
-    low_s: StepTime | None
+    low_s: Seconds | None
     """Lower end of the median's 95 % interval."""
-    high_s: StepTime | None
+    high_s: Seconds | None
     """Upper end of the median's 95 % interval."""
-    mean_s: StepTime | None
+    mean_s: Seconds | None
     """Mean step."""
-    p95_s: StepTime | None
+    p95_s: Seconds | None
     """95th percentile."""
-    p99_s: StepTime | None
+    p99_s: Seconds | None
     """99th percentile."""
     count: Natural
     """Measured steps."""

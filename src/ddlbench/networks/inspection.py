@@ -295,15 +295,18 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
     return step
 
 
-# Names of autograd for what puts outputs between 0 and 1, and for what only arranges them anew.
+# Names of autograd for what puts outputs between 0 and 1, and for what keeps them there.
 _NORMALISING = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
-_ARRANGING = re.compile(r"(Unsafe)?(View|Squeeze|Unsqueeze|Transpose|Permute|T|Clone)Backward\d+")
+_KEEPING = re.compile(
+    r"(Unsafe)?(View|Alias|ReshapeAlias|Squeeze|Unsqueeze|Transpose|Permute|T|Expand|Slice|Select"
+    r"|Clone|ToCopy)Backward\d+"
+)
 
 
 def _normalised_by(outputs: Tensor) -> str:
     """The softmax or sigmoid that outputs pass last; empty without one."""
     node = outputs.grad_fn
-    while node is not None and _ARRANGING.fullmatch(node.name()):
+    while node is not None and _KEEPING.fullmatch(node.name()):
         node = node.next_functions[0][0]
     return "" if node is None else _NORMALISING.get(node.name(), "")
 

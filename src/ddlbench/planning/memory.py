@@ -110,7 +110,7 @@ def room_of(
     fit = None
     if capacity is not None:
         fit = all(needed <= count * capacity for needed, count in memories)
-    fullest_bytes, sharing = max(memories)
+    fullest_bytes, sharing = max(memories, key=lambda memory: memory[0] / memory[1])
     return Room(fullest_bytes, capacity, fit, sharing)
 
 

@@ -435,7 +435,7 @@ def _scalings_of(table: pd.DataFrame, question: ScoreQuestion) -> Scalings:
     """
     if question.device:
         raise ConfigError(
-            "--hardware decides nothing of MLPerf's runs, as their predictions begin with each "
+            "--hardware has no effect on MLPerf's runs, as their predictions begin with each "
             "submitter's smallest system; leave it out"
         )
     fabric = Fabric.load(question.fabric) if question.fabric else None

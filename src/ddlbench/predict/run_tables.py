@@ -93,10 +93,10 @@ def refuse(
 
 
 def refuse_options(options: Mapping[str, str | None], what: str) -> None:
-    """Raise ConfigError for options, by name, that are given and decide nothing of a table."""
+    """Raise ConfigError for options, by name, that are given and have no effect on a table."""
     given = [f"--{name}" for name, value in options.items() if value is not None]
     if given:
-        raise ConfigError(f"{', '.join(given)}: decides nothing of {what}; leave it out")
+        raise ConfigError(f"leave out {' and '.join(given)}: no effect on {what}")
 
 
 HoldOut = Literal["none", "model", "gpus", "layers", "submitter", "device"]

@@ -157,7 +157,7 @@ def _tried_as(name: str, **traits: Any) -> None:
 def test_a_softmax_of_the_network_is_a_remark(folder: Path) -> None:
     _tried_as("torchvision:densenet121", normalised_by="softmax")
     (remark,) = try_own_parts(LOCAL, _rows(BASE.with_(network="torchvision:densenet121"))).remarks
-    assert "its outputs pass a softmax, and so does the loss" in remark
+    assert "its outputs pass a softmax; the loss, cross entropy, has" in remark
 
 
 def test_blocks_are_dealt_as_a_trial_has_counted_them() -> None:

@@ -55,7 +55,7 @@ def test_layouts_as_json():
         ["--network", "gpt-small:tokens-gpt2", "--batch-size", "64"],
     ],
 )
-def test_a_precision_that_the_device_lacks_is_told(words):
+def test_the_precision_that_stands_in_is_named(words):
     output = ask("--hardware", "v100-sxm-32gb", *words, "--geometry", "1x8").output
     assert "no peak for bf16: that of fp16 is taken" in " ".join(output.split())
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import cifar
 from ddlbench.datasets import raw as raw_format
 from ddlbench.datasets.decoding import decode
@@ -255,3 +256,9 @@ def test_writing_and_staging_need_no_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["huggingface", "webdataset"])
+def test_formats_that_are_read_only_are_not_written(name, tmp_path):
+    with pytest.raises(ConfigError, match="not written"):
+        FORMATS[name].write(None, tmp_path, {}, 1, ())

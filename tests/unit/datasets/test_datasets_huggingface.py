@@ -18,10 +18,8 @@ import pytest
 from cases.copied_photos import assert_copy_is_the_same
 from PIL import Image
 
-from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import huggingface, tables
 from ddlbench.datasets.files import DataError, EncodedSplit, TokenSplit, of_split
-from ddlbench.datasets.formats import FORMATS
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 datasets = pytest.importorskip("datasets")
@@ -595,8 +593,3 @@ def test_a_copy_on_scratch_holds_the_same_images(
     saved = datasets.DatasetDict(train=pets(0, 20), validation=pets(20, 4), test=pets(0, 2))
     saved.save_to_disk(str(tmp_path / "photos"))
     assert_copy_is_the_same(tmp_path, "huggingface", monkeypatch)
-
-
-def test_such_files_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not written"):
-        FORMATS["huggingface"].write(None, tmp_path, {}, 1, ())

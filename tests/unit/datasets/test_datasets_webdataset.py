@@ -18,10 +18,8 @@ import pytest
 from cases.copied_photos import assert_copy_is_the_same
 from PIL import Image
 
-from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import webdataset
 from ddlbench.datasets.files import DataError, EncodedSplit, of_split
-from ddlbench.datasets.formats import FORMATS
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 wds = pytest.importorskip("webdataset")
@@ -391,11 +389,6 @@ def test_a_copy_on_scratch_holds_the_same_images(
     write(tmp_path / "photos" / "train-0.tar", [sample(k) for k in range(20)])
     write(tmp_path / "photos" / "val-0.tar", [sample(k) for k in range(20, 24)])
     assert_copy_is_the_same(tmp_path, "webdataset", monkeypatch)
-
-
-def test_such_files_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not written"):
-        FORMATS["webdataset"].write(None, tmp_path, {}, 1, ())
     tokens = DatasetSpec.of_tokens(
         "text", "Text", vocabulary=9, sequence_length=4, num_train=1, num_val=1
     )

@@ -20,12 +20,23 @@ def plain():
 @click.option("--number", type=int)
 def greet(number):
     {"a": 1}["b"]
+
+@click.command()
+@click.argument("file", type=click.File())
+def show(file): ...
+
+@click.command()
+@click.argument("path")
+def read(path): open(path)
+
+@click.command()
+def call(): raise ConnectionError("nobody listens")
 """
 
 
 @pytest.fixture
 def commands_of_a_package(third_party):
-    targets = {"plain": "plain", "greet": "greet"}
+    targets = {name: name for name in ("plain", "greet", "show", "read", "call")}
     third_party("toy_commands", COMMANDS, {"ddlbench.commands": targets})
     cli._added.cache_clear()
     yield
@@ -37,11 +48,22 @@ def commands_of_a_package(third_party):
     [
         (["plain"], "command 'plain' of package toy_commands: .*write @click.command"),
         (["greet"], r"command 'greet' of .* fault in its code: KeyError: 'b' \(toy_commands.py"),
+        (["call"], "command 'call' of .* fault in its code: ConnectionError: nobody listens"),
     ],
 )
 def test_a_faulty_command_is_named_with_its_package(commands_of_a_package, arguments, sentence):
     with pytest.raises(ConfigError, match=sentence):
         CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["show", "read"])
+def test_a_path_of_the_user_is_no_fault_of_a_package(commands_of_a_package, name, capsys):
+    with pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["ddlbench", name, "/no/such/file"])
+        cli.main()
+    message = capsys.readouterr().err
+    assert "/no/such/file" in message
+    assert "has a fault" not in message
 
 
 def test_wrong_arguments_are_no_fault_of_a_package(commands_of_a_package):

@@ -63,11 +63,17 @@ def test_each_trait_is_seen(name):
     assert len(traits.blocks) >= 5
 
 
+class InDouble(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.softmax(1, dtype=torch.float64).float()[:, :9]
+
+
 @pytest.mark.parametrize(
     ("last", "normalised_by"),
     [
         ([nn.Softmax(dim=1)], "softmax"),
         ([nn.Softmax(dim=1), nn.Unflatten(1, (5, 2)), nn.Flatten()], "softmax"),
+        ([InDouble()], "softmax"),
         ([nn.Sigmoid()], "sigmoid"),
         ([nn.LogSoftmax(dim=1)], ""),  # the logarithm of its softmax is itself
         ([nn.Sigmoid(), nn.Linear(10, 10)], ""),

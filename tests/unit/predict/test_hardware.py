@@ -37,7 +37,7 @@ def test_a_device_without_bf16_computes_in_fp16_or_fp32():
         DeviceSheet.load("gtx-1080ti").peak("tf32")
 
 
-def test_a_peak_of_another_precision_is_told():
+def test_a_peak_of_another_precision_is_named():
     volta = DeviceSheet.load("v100-sxm-16gb")
     assert volta.stand_in("bf16").endswith("has no peak for bf16: that of fp16 is taken.")
     assert volta.stand_in("fp32") == DeviceSheet.load("h100-sxm").stand_in("bf16") == ""

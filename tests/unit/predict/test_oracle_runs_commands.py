@@ -12,6 +12,7 @@ from decoder_factory import playbook
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict import collective_points, horovod_scaling
+from ddlbench.predict.hardware import Software
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 from ddlbench.predict.transformer.runs import MANY_NODES
 from ddlbench.predict.transformer.training_runs import PUBLISHED
@@ -70,6 +71,15 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
     assert values["mean_absolute_error"] < 0.2
 
 
+@pytest.mark.slow
+def test_shipped_constants_and_their_intervals_are_those_of_the_command():
+    fitted = json.loads(run("calibrate", FOUNDRY, "--json"))["constants"]
+    shipped = Software.load("fsdp").constants
+    for name, each in fitted.items():
+        ends = shipped[name].value, shipped[name].low, shipped[name].high
+        assert ends == pytest.approx((each["value"], each["low"], each["high"]), rel=0.02), name
+
+
 def test_steps_in_another_unit_show_in_the_error_of_a_calibration(tmp_path):
     path = tmp_path / "few.csv"
     table = playbook(120).query("status == 'ran' and devices <= 256 and step_s > 0")[:8]
@@ -81,11 +91,11 @@ def test_steps_in_another_unit_show_in_the_error_of_a_calibration(tmp_path):
 @pytest.mark.parametrize("option", [("--hardware", "h100-sxm"), ("--fabric", "gigabit")])
 def test_data_sheets_are_refused_for_runs_that_a_platform_describes(runs, option):
     for command in ("calibrate", "score"):
-        with pytest.raises(ConfigError, match=f"{option[0]}: decides nothing of"):
+        with pytest.raises(ConfigError, match=f"leave out {option[0]}: no effect on"):
             run(command, PUBLISHED_MEASURED, *option)
-    with pytest.raises(ConfigError, match=f"{option[0]}: decides nothing of"):
+    with pytest.raises(ConfigError, match=f"leave out {option[0]}: no effect on"):
         run("calibrate", MANY_NODES, "--platform", "megatron-a100", *option)
-    with pytest.raises(ConfigError, match="--predictor: decides nothing of other runs"):
+    with pytest.raises(ConfigError, match="leave out --predictor: no effect on other runs"):
         run("score", runs, "--predictor", "authors-code")
 
 

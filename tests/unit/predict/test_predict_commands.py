@@ -91,7 +91,7 @@ def test_recommend_json_and_table(folder):
         (["--strategy", "ddp", "--predictor", "eq9"], "unknown predictor 'eq9'"),
         (["--strategy", "dpp"], "unknown strategy"),
         (["--strategy", "dpp", "--option", "gpipe.chunks=8"], "unknown strategy 'dpp'"),
-        (["--strategy", "ddp", "--option", "gpipe.chunks=8"], "gpipe.chunks decides nothing of dd"),
+        (["--strategy", "ddp", "--option", "gpipe.chunks=8"], "gpipe.chunks has no effect on ddp"),
     ],
 )
 def test_predict_says_what_is_wrong(folder, arguments, says):

@@ -82,7 +82,7 @@ def test_it_gives_up_and_says_so() -> None:
     assert "No batch was confirmed" in batch_advice(actual, memory())[-1]
 
 
-def test_devices_of_a_process_are_told_and_lowered_together() -> None:
+def test_devices_of_a_process_share_its_memory() -> None:
     """On CPU the four devices of a GPipe cell share a memory, of four times the size."""
     shared = memory("gpipe")
     predicted = largest_batch(shared, None, nothing)

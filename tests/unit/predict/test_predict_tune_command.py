@@ -89,7 +89,7 @@ def test_by_default_it_varies_what_is_worth_it(measured_ids) -> None:
         (["--vary", "chunks=two"], "chunks"),
         (["--vary", "batch_size=8.5"], "write whole numbers"),
         (["--vary", "chunks=2", "--option", "pipe-gpipe.chunks=4"], "exclude each other"),
-        (["--option", "gpipe.chunks=4"], "gpipe.chunks decides nothing of pipe-gpipe"),
+        (["--option", "gpipe.chunks=4"], "gpipe.chunks has no effect on pipe-gpipe"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(measured_ids, further, says) -> None:

@@ -437,7 +437,7 @@ def _arguments(text: str, name: str) -> dict[str, Any]:
     """``hidden_size=4096,...`` as values.
 
     Raises:
-        ConfigError: one decides nothing of a shape, or has no value.
+        ConfigError: one has no effect on a shape, or has no value.
     """
     known = {key for keys in NAMES.values() for key in keys} | {_EXPERT_WIDTH, _MULTI_QUERY}
     values: dict[str, Any] = {}
@@ -445,7 +445,7 @@ def _arguments(text: str, name: str) -> dict[str, Any]:
         key, _, value = pair.partition("=")
         if key not in known:
             raise ConfigError(
-                f"{name}: {key!r} decides nothing of a shape; {nearest(key, sorted(known))}"
+                f"{name}: {key!r} has no effect on a shape; {nearest(key, sorted(known))}"
             )
         try:
             values[key] = json.loads(value.lower())
