@@ -1,7 +1,7 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
 # make report   makes tables, figures and the HTML report of what is measured so far
 # make check   formatting, types and quick unit tests (minutes): before every commit
-# make test   check, whole cells and the workflow: all that needs no SLURM and no GPU
+# make test   check, slow unit tests, whole cells, the workflow: all but SLURM and GPUs
 # make test-toolchains   what other people's tools read and write, with the real tools
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
@@ -18,8 +18,8 @@ SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
 DOCS_ENV ?= .cache/docs
 TEST_PROCESSES ?= 2
-# Unit tests that take over three seconds lie in these; tests that are no unit tests count as slow.
-SLOW := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
+# Unit tests that take over three seconds lie in these files.
+SLOW_UNIT := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
 # Not the modules that you keep beside them.
 OURS := src plugins tests workflow validation benchmarks envs/reframe
 GPU_PYTHON ?= python3
@@ -28,8 +28,8 @@ GPU_OPTIONS ?=
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo report check test test-exhaustive lint unit integration test-toolchains \
-	test-cluster tables docs p2p validate validate-gpu bench clean
+.PHONY: help setup demo report check test test-exhaustive lint unit slow-unit integration \
+	test-toolchains test-cluster tables docs p2p validate validate-gpu bench clean
 
 help:
 	@sed -n '1,13s/^# //p' Makefile
@@ -48,7 +48,7 @@ report: setup
 
 check: setup lint unit
 
-test: check integration
+test: check slow-unit integration
 
 lint: setup
 	ruff check $(OURS)
@@ -60,9 +60,12 @@ lint: setup
 unit: setup
 	pytest tests/unit plugins/*/tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
 
+slow-unit: setup
+	pytest $(SLOW_UNIT) -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
+
 integration: setup
-	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) $(SLOW) \
-		-m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) \
+		-m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-exhaustive: setup
 	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow plugins -m "exhaustive or hypothesis"

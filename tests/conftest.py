@@ -37,14 +37,6 @@ def pytest_report_header(config):
     return config.stash.get(_HEADER, None)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Count all but unit tests as slow."""
-    for item in items:
-        if "unit" not in item.path.parts:
-            item.add_marker(pytest.mark.slow)
-
-
 def pytest_terminal_summary(terminalreporter):
     """Print what tests saw of faults, and keep it in $DDLBENCH_FAULT_TABLE if that is set."""
     if not fault_table.ROWS:

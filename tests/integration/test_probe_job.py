@@ -113,7 +113,7 @@ def test_a_good_site(here):
     assert [f.what.split(": ")[-1] for f in findings if not f.doubtful] == [
         "partition", "job", "torch", "scratch", "network",
     ]  # fmt: skip
-    assert messages[0] == "waiting for a job on 1 node(s), number 17; `squeue --job 17` shows it"
+    assert messages[0] == "waiting for a job on 1 node, number 17; `squeue --job 17` shows it"
     assert not (here / "cancelled").exists()
     assert not list((here / "results").iterdir())
 

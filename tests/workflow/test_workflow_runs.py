@@ -181,7 +181,7 @@ def test_any_cell_can_be_asked_for_by_its_path(workflow, first):
 @pytest.mark.parametrize(
     ("cell", "sentence"),
     [
-        ("mnist/resnet18/gpipe/2x1/batch_size=8/rep0", "site box has 1 node(s)"),
+        ("mnist/resnet18/gpipe/2x1/batch_size=8/rep0", "site box has 1 node"),
         ("mnist/resnet18/gpipe/1x2/batch_size=9/rep0", "batch_size"),
         ("mnist/resnet18/ddp/1x2/batch_size=8+warmup=3/rep0", "'warmup' is not a key here"),
     ],

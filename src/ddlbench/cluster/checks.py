@@ -36,6 +36,7 @@ import ddlbench
 from ddlbench.cluster.kind_choice import SHORTEST_JOB_S, kind_text
 from ddlbench.common.document import read_json, write_json
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.interconnect.nvidia_programs import state_of_p2p
@@ -53,8 +54,8 @@ from ddlbench.slurm.partition_limits import partition_limits
 from ddlbench.slurm.partitions import (
     SLICES_ALONE,
     NodeKind,
-    counted,
     holds,
+    in_words,
     is_plain,
     is_slice,
     telling,
@@ -100,11 +101,11 @@ def judge_partition(
     serving = _serving(site, kinds) or kinds
     usable, nodes = sum(kind.usable for kind in serving), sum(kind.nodes for kind in serving)
     up = any(kind.is_up for kind in kinds)
-    says = f"{name}, {nodes} node(s), up"
+    says = f"{name}, {counted(nodes, 'node')}, up"
     if not up:
         says = f"{name} is down; write another slurm.partition: one of {names}"
     elif usable < nodes:
-        says += f", {usable} of them usable ({counted(unusable_in(serving))})"
+        says += f", {usable} of them usable ({in_words(unusable_in(serving))})"
     findings = [Finding("partition", up, says)]
     down = [other for other in wanted if other not in _name(kinds).split(",")]
     if down:
@@ -142,14 +143,14 @@ def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) 
     limits, refused = min(over, key=lambda each: len(each[1]))
     findings = []
     for what, (requested, limit) in refused.items():
-        key, unit, value = {
-            "nodes": ("nodes", "node(s)", limit),
-            "cpus": ("cpus_per_device", "core(s) of a node", limit // devices),
-            "memory_mb": ("memory_per_device_mb", "MB on a node", limit // devices),
+        key, most, value = {
+            "nodes": ("nodes", counted(limit, "node"), limit),
+            "cpus": ("cpus_per_device", f"{counted(limit, 'core')} of a node", limit // devices),
+            "memory_mb": ("memory_per_device_mb", f"{limit} MB on a node", limit // devices),
         }[what]
         remedy = f"write {key}: {value}" if value else "write fewer devices_per_node"
         says = (
-            f"{limits.partition} gives a job at most {limit} {unit}, a cell on "
+            f"{limits.partition} gives a job at most {most}, a cell on "
             f"{nodes}x{devices} asks for {requested}; {remedy}, or another slurm.partition"
         )
         findings.append(Finding(key, False, says))
@@ -166,7 +167,7 @@ def usable_nodes(site: Site, known: Sequence[NodeKind]) -> tuple[int | None, str
         return None, ""
     kinds = _serving(site, kinds) or kinds
     others = unusable_in(kinds)
-    words = f"others are not ({counted(others)})" if others else ""
+    words = f"others are not ({in_words(others)})" if others else ""
     return sum(kind.usable for kind in kinds), words
 
 

@@ -30,7 +30,7 @@ from ddlbench.cluster import preflight
 from ddlbench.cluster.checks import Finding, options_of
 from ddlbench.common.document import read_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.statistics import GB
+from ddlbench.common.quantities import GB, counted
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.nvidia_programs import P2P
@@ -130,13 +130,13 @@ def _torch(site: Site, report: dict[str, Any]) -> Finding:
         remedy = "envs/README.md says which torch fits which GPU"
         return Finding(what, False, f"{says}{more}: {broken[0]['error']}; {remedy}")
     if len(gpus) < (1 if site.devices_share_gpu else wanted):
-        seen = f"{len(gpus)} GPU(s)" if gpus else "no GPU"
+        seen = counted(len(gpus), "GPU") if gpus else "no GPU"
         says = f"{version} sees {seen}, the site uses {wanted}; does slurm.gres ask for GPUs?"
         if gpus:
             says += " To try strategies on fewer GPUs write devices_share_gpu: true"
         return Finding(what, False, says)
     names = ", ".join(sorted({gpu["name"] for gpu in gpus}))
-    says = f"{version}, {len(gpus)} GPU(s) compute: {names}"
+    says = f"{version}, {counted(len(gpus), 'GPU')}, all of which compute: {names}"
     if site.devices_share_gpu:
         says += f"; all {wanted} devices of the node share one: no timing claim between devices"
     return Finding(what, True, says)
@@ -223,7 +223,10 @@ def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[
 
 def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -> str:
     """Wait until the job has ended; returns an error if it did not start in time, else ""."""
-    say(f"waiting for a job on {nodes} node(s), number {job}; `squeue --job {job}` shows it")
+    say(
+        f"waiting for a job on {counted(nodes, 'node')}, number {job}; "
+        f"`squeue --job {job}` shows it"
+    )
     begin, last_reason = time.monotonic(), ""
     while (seen := jobs.states([job])[job]).may_live:
         if seen.state == jobs.NO_ANSWER or (seen.state == "PENDING" and seen.reason):

@@ -37,8 +37,8 @@ from ddlbench.planning.budget import SPARE_MINUTES, timeouts_within
 from ddlbench.slurm.partitions import (
     NodeKind,
     accounts,
-    counted,
     holds,
+    in_words,
     is_plain,
     node_kinds,
     unusable_in,
@@ -348,7 +348,7 @@ def _of_one_partition(kinds: Sequence[NodeKind], offers: list[Offer], ask: bool)
         reasons = []
         for name in dict.fromkeys(offer.kind.partition for offer in offers):
             here = [kind for kind in kinds if kind.partition == name]
-            why = counted(unusable_in(here)) if here[0].is_up else "down"
+            why = in_words(unusable_in(here)) if here[0].is_up else "down"
             reasons.append(f"{name}: {why}")
         raise ConfigError(
             f"no such node takes jobs now ({'; '.join(reasons)}); wait, or name one of them with "

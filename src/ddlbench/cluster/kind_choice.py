@@ -16,12 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.planning.budget import SPARE_MINUTES
 from ddlbench.slurm.partitions import (
     SLICES_ALONE,
     NodeKind,
-    counted,
     holds,
+    in_words,
     is_slice,
     telling,
     unusable_in,
@@ -60,7 +61,7 @@ class Offer:
     @property
     def text(self) -> str:
         """``40 nodes of 4x a100``."""
-        return f"{nodes_text(self.kind.usable)} of {self.what}"
+        return f"{counted(self.kind.usable, 'node')} of {self.what}"
 
     @property
     def is_ready(self) -> bool:
@@ -104,12 +105,7 @@ class Selection:
     @property
     def text(self) -> str:
         """``40 nodes of 4x a100``: the largest cell."""
-        return f"{nodes_text(self.nodes)} of {self.offer.what}"
-
-
-def nodes_text(count: int) -> str:
-    """``1 node``, ``4 nodes``."""
-    return f"{count} node{'' if count == 1 else 's'}"
+        return f"{counted(self.nodes, 'node')} of {self.offer.what}"
 
 
 def offers_of(kinds: Iterable[NodeKind], device: str | None) -> list[Offer]:
@@ -208,11 +204,11 @@ def partition_lines(kinds: Sequence[NodeKind], offers: Sequence[Offer]) -> list[
         here = [kind for kind in kinds if kind.partition == name]
         mine = [offer for offer in offers if offer.kind.partition == name]
         usable = sum(kind.usable for kind in here)
-        others = f"{nodes_text(usable)}, none of what you ask for" if usable else "no nodes"
+        others = f"{counted(usable, 'node')}, none of what you ask for" if usable else "no nodes"
         text = ", ".join(labels(mine)) or others
         apart = unusable_in(here)
         state = "" if here[0].is_up else " (down)"
-        lines.append(f"{name}{state}: {text}" + (f"; apart: {counted(apart)}" if apart else ""))
+        lines.append(f"{name}{state}: {text}" + (f"; apart: {in_words(apart)}" if apart else ""))
     return lines
 
 
@@ -275,7 +271,7 @@ def _of_nodes(offer: Offer, kinds: Sequence[NodeKind]) -> list[str]:
     if apart:
         count, whole = sum(apart.values()), sum(each.nodes for each in kinds)
         what = "not counted" if count < whole else "counted, though none is usable"
-        remarks.append(f"{what}: {count} of {nodes_text(whole)} ({counted(apart)})")
+        remarks.append(f"{what}: {count} of {counted(whole, 'node')} ({in_words(apart)})")
     return remarks
 
 
@@ -289,7 +285,7 @@ def _of_rivals(
     if constraint and shown_rivals:
         count = sum(each.nodes for each in shown_rivals)
         remarks.append(
-            f"slurm.constraint: {constraint} leaves out {nodes_text(count)} of partition "
+            f"slurm.constraint: {constraint} leaves out {counted(count, 'node')} of partition "
             f"{offer.kind.partition} with {name} too, but other features; take it out if these "
             "nodes are alike all the same"
         )
@@ -309,7 +305,7 @@ def kind_text(kinds: Sequence[NodeKind]) -> str:
     """``3 nodes with 4x a100, 512000 MB (ib)``: the sum of equal kinds."""
     kind, count = kinds[0], sum(each.nodes for each in kinds)
     gpus = " and ".join(f"{number}x {name or 'GPU'}" for name, number in kind.gpus)
-    text = f"{nodes_text(count)} with {gpus or 'no GPU'}, {_memory_text(kind)}"
+    text = f"{counted(count, 'node')} with {gpus or 'no GPU'}, {_memory_text(kind)}"
     return f"{text} ({','.join(kind.features)})" if kind.features else text
 
 

@@ -14,15 +14,8 @@ from click.core import ParameterSource
 from ddlbench.commands.options import matrix_at
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    WholeNumber,
-    duration_text,
-    examples,
-    named_lines,
-    paragraph,
-    show,
-    table,
-)
+from ddlbench.common.quantities import duration_text
+from ddlbench.common.screen import WholeNumber, examples, named_lines, paragraph, show, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import CONFIG, result_file
 from ddlbench.predict import calibration, collective_points, horovod_scaling

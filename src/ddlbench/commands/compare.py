@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 
 from ddlbench.common.errors import ConfigError, file_fault, shown
-from ddlbench.common.screen import counted, examples
+from ddlbench.common.quantities import counted
+from ddlbench.common.screen import examples
 from ddlbench.experiment.reference import write_reference
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.regression_texts import lines_of, markdown_of, values_of

@@ -14,16 +14,8 @@ import click
 
 from ddlbench.common.document import refuse_compressed
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    Number,
-    WholeNumber,
-    duration_text,
-    examples,
-    paragraph,
-    size_text,
-    table,
-)
-from ddlbench.common.statistics import GB, MB, MBIT_PER_S, MS
+from ddlbench.common.quantities import GB, MB, MBIT_PER_S, MS, counted, duration_text, size_text
+from ddlbench.common.screen import Number, WholeNumber, examples, paragraph, table
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
@@ -317,8 +309,8 @@ def _content(
             raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
         if test.hosts and count != len(test.hosts):
             raise ConfigError(
-                f"{path}: its ranks are on {len(test.hosts)} node(s) ({', '.join(test.hosts[:3])}),"
-                f" not on {count}; leave --nodes out"
+                f"{path}: its ranks are on {counted(len(test.hosts), 'node')} "
+                f"({', '.join(test.hosts[:3])}), not on {count}; leave --nodes out"
             )
         devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
         if test.ranks and test.ranks != count * devices:
@@ -328,6 +320,7 @@ def _content(
             )
         if count * devices < 2:
             raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
+        test.check_ranks(count * devices, str(path))
         swept = Measured(
             test.operation,
             count,

@@ -26,6 +26,7 @@ from ddlbench.commands.oracle_scores import (
 from ddlbench.commands.partition import partition
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.common.screen import Number, WholeNumber, examples, show
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.hardware import Accelerators, Platform
@@ -215,7 +216,7 @@ def rows_command(
         writer = csv.DictWriter(file, gpt_runs.COLUMNS)
         writer.writeheader()
         writer.writerows(runs)
-    click.echo(f"{output} is written: {len(runs)} row(s)")
+    click.echo(f"{output} is written: {counted(len(runs), 'row')}")
 
 
 @oracle.command(

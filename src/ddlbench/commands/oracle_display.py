@@ -7,15 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    counted,
-    duration_text,
-    left_out,
-    paragraph,
-    ranking,
-    size_text,
-    table,
-)
+from ddlbench.common.quantities import counted, duration_text, size_text
+from ddlbench.common.screen import left_out, paragraph, ranking, table
 from ddlbench.experiment.cell import Cell, short_names
 
 if TYPE_CHECKING:
@@ -166,11 +159,7 @@ def best_lines(answers: Sequence[Answer], question: Question, devices: int) -> l
     able = [answer for answer in answers if not answer.why]
     lines += ranking(_HEADINGS, _rows(able, with_devices=False))
     lines.append(f"best: {able[0].strategy}" if able else "no strategy can run like this")
-    pairs = [
-        (answer.strategy, answer.why.replace("device(s)", "devices"))
-        for answer in answers
-        if answer.why
-    ]
+    pairs = [(answer.strategy, answer.why) for answer in answers if answer.why]
     return lines + left_out("Cannot run", pairs)
 
 

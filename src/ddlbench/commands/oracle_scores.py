@@ -19,8 +19,8 @@ from ddlbench.commands.links import refuse_other_forms, text_of
 from ddlbench.commands.oracle_display import accuracy_lines
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import counted, duration_text, examples, paragraph, show, table
-from ddlbench.common.statistics import MS
+from ddlbench.common.quantities import MS, counted, duration_text
+from ddlbench.common.screen import examples, paragraph, show, table
 from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.roofline_score import (

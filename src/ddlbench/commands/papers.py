@@ -17,8 +17,9 @@ from ddlbench import __version__
 from ddlbench.commands.options import matrix_at
 from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import duration_text
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import duration_text, examples, named_lines, paragraph, table
+from ddlbench.common.screen import examples, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import (
     EXAMPLE_SITE,

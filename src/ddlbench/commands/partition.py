@@ -8,17 +8,8 @@ from pathlib import Path
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    Number,
-    WholeNumber,
-    duration_text,
-    examples,
-    in_one_unit,
-    paragraph,
-    show,
-    table,
-)
-from ddlbench.common.statistics import BYTES, TIMES
+from ddlbench.common.quantities import BYTES, TIMES, counted, duration_text, in_one_unit
+from ddlbench.common.screen import Number, WholeNumber, examples, paragraph, show, table
 from ddlbench.planning.partition import (
     COST_MODELS,
     Chain,
@@ -147,7 +138,7 @@ def partition(
     """
     if len(machines) != len(bandwidth):
         raise ConfigError(
-            f"--machines has {len(machines)} level(s) and --bandwidth {len(bandwidth)}; "
+            f"--machines has {counted(len(machines), 'level')} and --bandwidth {len(bandwidth)}; "
             "write one bandwidth for each number of machines"
         )
     levels = [Level(count, link) for count, link in zip(machines, bandwidth, strict=True)]

@@ -16,16 +16,8 @@ import click
 from ddlbench.cluster.preflight import examine_for, is_here
 from ddlbench.commands.options import snakemake_command, with_matrix
 from ddlbench.commands.site import show_findings
-from ddlbench.common.screen import (
-    counted,
-    duration_text,
-    examples,
-    named_lines,
-    paragraph,
-    size_text,
-    two_digits,
-)
-from ddlbench.common.statistics import HOURS
+from ddlbench.common.quantities import HOURS, counted, duration_text, size_text, two_digits
+from ddlbench.common.screen import examples, named_lines, paragraph
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import CONFIG, RESULTS, links_file, profile_file

@@ -14,17 +14,8 @@ import click
 from ddlbench.commands.options import case_options, cell_options, with_matrix
 from ddlbench.commands.questions import by_workflow, header, noisy_profile, questions_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    WholeNumber,
-    counted,
-    duration_text,
-    examples,
-    in_one_unit,
-    paragraph,
-    show,
-    table,
-)
-from ddlbench.common.statistics import BYTES, TIMES
+from ddlbench.common.quantities import BYTES, TIMES, counted, duration_text, in_one_unit
+from ddlbench.common.screen import WholeNumber, examples, paragraph, show, table
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import tables_dir

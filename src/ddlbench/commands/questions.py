@@ -21,8 +21,9 @@ import click
 
 from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import check, nearest
-from ddlbench.common.screen import counted, paragraph
+from ddlbench.common.screen import paragraph
 from ddlbench.experiment.cell import Cell, OptionValue, axes, parse_geometry
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import (

@@ -21,22 +21,26 @@ from ddlbench.commands.questions import (
     questions_of,
 )
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import (
+    BYTES,
+    HOURS,
+    TIMES,
+    counted,
+    in_one_unit,
+    size_text,
+    two_digits,
+)
 from ddlbench.common.screen import (
     Number,
     WholeNumber,
-    counted,
     examples,
-    in_one_unit,
     left_out,
     named_lines,
     paragraph,
     show,
-    size_text,
     table,
-    two_digits,
 )
 from ddlbench.common.screen import ranking as ranking_table
-from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.config import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text

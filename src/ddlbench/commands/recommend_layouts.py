@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from ddlbench.commands.questions import check_given, geometries
 from ddlbench.commands.recommend_planned import planned_cluster
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    counted,
-    in_one_unit,
-    paragraph,
-    ranking,
-    size_text,
-    table,
-    two_digits,
-)
-from ddlbench.common.statistics import BYTES, TIMES
+from ddlbench.common.quantities import BYTES, TIMES, counted, in_one_unit, size_text, two_digits
+from ddlbench.common.screen import paragraph, ranking, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project

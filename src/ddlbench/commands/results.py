@@ -18,7 +18,8 @@ import click
 from ddlbench.commands.options import config_at, snakemake_command, with_matrix
 from ddlbench.common.document import json_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import counted, examples, paragraph
+from ddlbench.common.quantities import counted
+from ddlbench.common.screen import examples, paragraph
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.paths import (
     RESULTS,

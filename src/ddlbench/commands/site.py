@@ -17,17 +17,9 @@ import click
 from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.quantities import MB, counted, duration_text
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import (
-    Number,
-    WholeNumber,
-    counted,
-    duration_text,
-    examples,
-    paragraph,
-    table,
-)
-from ddlbench.common.statistics import MB
+from ddlbench.common.screen import Number, WholeNumber, examples, paragraph, table
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
 from ddlbench.experiment.site import Site, is_emulated, load_site

@@ -28,8 +28,8 @@ from typing import Any
 
 from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.form import schema_of
+from ddlbench.common.quantities import GB, MB, unit_for
 from ddlbench.common.schema import file_schema
-from ddlbench.common.statistics import GB, MB, unit_for
 from ddlbench.experiment.cell import Cell, settings
 from ddlbench.experiment.config import ExperimentKeys, PaperKeys, Profiling
 from ddlbench.experiment.dataset_spec import DATASETS, OwnDataset

@@ -11,20 +11,8 @@ import click
 from ddlbench.commands.options import cell_options
 from ddlbench.commands.questions import by_workflow, case_id, header, option_value, questions_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    Number,
-    WholeNumber,
-    counted,
-    duration_text,
-    examples,
-    in_one_unit,
-    left_out,
-    paragraph,
-    ranking,
-    show,
-    two_digits,
-)
-from ddlbench.common.statistics import BYTES, HOURS
+from ddlbench.common.quantities import BYTES, HOURS, counted, duration_text, in_one_unit, two_digits
+from ddlbench.common.screen import Number, WholeNumber, examples, left_out, paragraph, ranking, show
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.labels import strategy_label

@@ -83,6 +83,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
     known, small = sorted(known), str(word)[:_LONGEST_WORD].lower()
     close = [name for name in known if name.lower() == small][:1]
     longer = [name for name in known if small and name.lower().startswith(small)]
+    longer += [name for name in known if small and name.lower().endswith(f"/{small}")]
     if not close and len(longer) <= _MOST_NEAR:
         close = longer
     close = close or difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)

@@ -1,7 +1,4 @@
-"""Text for a terminal: tables with one line a row, wrapped sentences, numbers that people read.
-
-And a type of options, for numbers that people write.
-"""
+"""Text for a terminal: tables with one line a row, wrapped sentences, types of options."""
 
 from __future__ import annotations
 
@@ -19,19 +16,10 @@ from typing import Any
 import click
 
 from ddlbench.common.errors import file_fault, printable
-from ddlbench.common.statistics import BYTES, Unit, unit_for
 
 _GAP = "  "
 _UNLIMITED = 100_000
 _HEADING = re.compile(r"(>?)\s*(.*?)\s*(?:(?<!\S)/(\d))?")
-_DURATIONS = (
-    (1e-3, 1e-6, "µs"),
-    (1.0, 1e-3, "ms"),
-    (120.0, 1.0, "s"),
-    (7200.0, 60.0, "min"),
-    (259_200.0, 3600.0, "h"),
-    (float("inf"), 86_400.0, "days"),
-)
 
 
 @dataclass(frozen=True)
@@ -169,11 +157,6 @@ def ranking(
     return table(f"| {headings}", placed)
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 cell``, ``1,200 cells``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def left_out(
     title: str, reasons: Sequence[tuple[str, str]], brief: str = "", option: str = ""
 ) -> list[str]:
@@ -293,42 +276,3 @@ def _without_middle(text: str, room: int) -> str:
         return text
     back = (room - 2) // 2
     return f"{text[: room - 2 - back]}..{text[-back:]}"
-
-
-def two_digits(value: float) -> str:
-    """A number with two significant digits, or all digits before the point."""
-    size = abs(value)
-    if size == 0:
-        return "0"
-    if size < 0.001:
-        return "<0.001"
-    if size >= 9.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 0.995 else f"{value:.2g}"
-
-
-def duration_text(seconds: float | None) -> str:
-    """``0.18 ms`` is 180 µs, ``12510`` seconds are 3.5 h; a dash where it is not known."""
-    if seconds is None:
-        return "-"
-    if seconds == 0:
-        return "0 s"
-    size, name = next((size, name) for below, size, name in _DURATIONS if seconds < below)
-    return f"{two_digits(seconds / size)} {name}"
-
-
-def size_text(count: float | None) -> str:
-    """Bytes in decimal units; a dash where the number is not known."""
-    if count is None:
-        return "-"
-    unit = unit_for(count, BYTES)
-    return f"{two_digits(unit.of(count))} {unit.name}"
-
-
-def in_one_unit(values: Sequence[float | None], units: Sequence[Unit]) -> list[str]:
-    """Texts of a column in the unit that suits its largest value; empty where one is not known."""
-    known = [abs(value) for value in values if value is not None]
-    if not known:
-        return [""] * len(values)
-    unit = unit_for(max(known), units)
-    return ["" if v is None else f"{two_digits(unit.of(v))} {unit.name}" for v in values]

@@ -356,7 +356,8 @@ def _no_images(folder: Path, left_out: Counter[str]) -> str:
             "its own"
         )
     if left_out:
-        return f"{wanted} that can be read; left out: {counted(left_out)}; write JPEG or PNG files"
+        out = left_out_text(left_out)
+        return f"{wanted} that can be read; left out: {out}; write JPEG or PNG files"
     return f"{wanted}: {lies_there(folder)}; check the data source"
 
 
@@ -394,7 +395,7 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def counted(left_out: Counter[str]) -> str:
+def left_out_text(left_out: Counter[str]) -> str:
     """``6 files: .heic`` or ``8 files: 6 .heic, 2 .gif`` of files that are left out."""
     total = left_out.total()
     kinds = left_out.most_common()

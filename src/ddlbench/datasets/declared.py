@@ -31,7 +31,7 @@ _MOST_CLASSES = 1 << 20
 _CIFAR_PIXELS = 32
 
 
-def counted(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
+def counted_spec(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
     """The facts of a declared dataset; ``place`` is in the configuration, for messages.
 
     Raises:

@@ -34,7 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlbench.common.statistics import BYTES, unit_for
+from ddlbench.common.quantities import BYTES, unit_for
 from ddlbench.datasets.files import (
     DataError,
     Manifest,

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ddlbench.datasets import cifar
-from ddlbench.datasets.class_folders import counted, lies_there, listed
+from ddlbench.datasets.class_folders import left_out_text, lies_there, listed
 from ddlbench.datasets.files import (
     ArraySplit,
     DataError,
@@ -96,7 +96,7 @@ class UserData:
         plural = "class" if self.classes == 1 else "classes"
         text = f"{train:,} images in {self.classes:,} {plural} ({val:,} for validation)"
         if self.left_out:
-            number, _, kinds = counted(self.left_out).partition(":")
+            number, _, kinds = left_out_text(self.left_out).partition(":")
             text += f", {number} left out:{kinds}"
         if self.not_classes:
             text += f"; no class: {listed(list(self.not_classes))}"

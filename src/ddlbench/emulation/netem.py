@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ddlbench.common.statistics import US
+from ddlbench.common.quantities import US
 from ddlbench.emulation.namespaces import (
     INTERFACE,
     QUEUE_PACKETS,

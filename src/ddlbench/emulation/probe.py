@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from ddlbench.common.statistics import MBIT_PER_S, MS
+from ddlbench.common.quantities import MBIT_PER_S, MS
 from ddlbench.emulation.namespaces import (
     QUEUE_PACKETS,
     Backend,

@@ -342,7 +342,7 @@ def estimate_bytes(request: DataRequest) -> int:
     return images * (spec.image_bytes + label_and_name) + 128 * 1024
 
 
-_COUNT = "ddlbench.datasets.declared:counted"  # reads files, which this folder does not
+_COUNT = "ddlbench.datasets.declared:counted_spec"  # reads files, which this folder does not
 _Pixels = Annotated[int, Ge(1), Le(16_384)]
 _TITLE = {"type": "string", "minLength": 1, "maxLength": 40, "pattern": "^[^$\\n]*$"}
 _NAME = {

@@ -17,7 +17,7 @@ from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import HockneyFit
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
-from ddlbench.common.statistics import MB
+from ddlbench.common.quantities import MB
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]

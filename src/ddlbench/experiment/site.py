@@ -25,6 +25,7 @@ from ddlbench.common.form import (
     read_form,
     schema_of,
 )
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.automatic_device import automatic_device
 from ddlbench.experiment.cell import Cell
@@ -379,7 +380,8 @@ class Site:
         emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"
         return Reason(
             "site_too_small",
-            f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
+            f"site {self.name} has {counted(self.nodes, 'node')} of "
+            f"{counted(self.devices_per_node, 'device')}, "
             f"the cell asks for {cell.geometry}{emulated}",
         )
 
@@ -399,7 +401,7 @@ class Site:
         if self.launcher == "slurm" and cell.threads_per_device > self.cpus_per_device:
             return Reason(
                 "site_too_small",
-                f"site {self.name} gives a device {self.cpus_per_device} core(s), "
+                f"site {self.name} gives a device {counted(self.cpus_per_device, 'core')}, "
                 f"the cell computes with {cell.threads_per_device} threads",
             )
         if self.device == "cpu" and cell.precision == "tf32":

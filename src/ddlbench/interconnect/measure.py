@@ -25,6 +25,7 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import fit_hockney, given_hockney
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import median_interval
 from ddlbench.experiment.links import (
     LibraryBackground,
@@ -350,8 +351,9 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
     for level, link, nodes, devices in levels:
         if link is None:
             raise ConfigError(
-                f"{where}: {level!r} is missing; the site has {site.nodes} node(s) of "
-                f"{site.devices_per_node} device(s): add its latency_s and bandwidth_bytes_per_s"
+                f"{where}: {level!r} is missing; the site has {counted(site.nodes, 'node')} of "
+                f"{counted(site.devices_per_node, 'device')}: add its latency_s and "
+                "bandwidth_bytes_per_s"
             )
         try:
             fit = given_hockney(link.latency_s, link.bandwidth_bytes_per_s)

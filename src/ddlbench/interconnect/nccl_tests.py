@@ -54,6 +54,7 @@ _LONGEST_S = 1e9
 _COLUMNS, _BOTH = 4, 8
 """Columns of a time, and of two. The newest version may add one to each for differing bits."""
 _LEAST_EXPONENT, _MOST_WRONG = 1e5, 1e18
+_RATIO_ERROR = 0.03  # of rates with two digits after the point
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class NcclTest:
         devices: names of the devices, each once.
         points: by size.
         remarks: what a reader should know: wrong values, a missing end.
+        bus_ratio: bus over algorithm bandwidth, which tells the number of ranks; None if unknown.
     """
 
     operation: str
@@ -83,6 +85,18 @@ class NcclTest:
     devices: tuple[str, ...]
     points: tuple[NcclPoint, ...]
     remarks: tuple[str, ...]
+    bus_ratio: float | None
+
+    def check_ranks(self, ranks: int, where: str) -> None:
+        """Raises ConfigError if its bus bandwidth is that of another number of ranks."""
+        of_ranks = {"all_reduce": 2 * (1 - 1 / ranks), "broadcast": 1.0}
+        expected = of_ranks.get(self.operation, 1 - 1 / ranks)
+        if self.bus_ratio is not None and abs(self.bus_ratio - expected) > _RATIO_ERROR:
+            raise ConfigError(
+                f"{where}: busbw is {self.bus_ratio:.2f} times algbw, and {expected:.2f} times it "
+                f"in a test of {self.operation} on {ranks} ranks; give --operation, --nodes and "
+                "--devices-per-node as they were"
+            )
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,7 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         devices=tuple(dict.fromkeys(names)),
         points=_points(rows),
         remarks=tuple(_remarks(text, rows, broken)),
+        bus_ratio=median(ratios) if (ratios := _ratios(rows)) else None,
     )
 
 
@@ -257,7 +272,7 @@ def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
     if len(named) == 1:
         return named.pop()
     other = _OTHERS.search(text)
-    ratios = [row.ratio for row in rows if row.ratio is not None]
+    ratios = _ratios(rows)
     unchecked = rows[0].unchecked_in_place
     if other or len(named) > 1 or unchecked or not ratios:
         what = other[0] if other and not named else "several tests" if named else "its rates"
@@ -277,6 +292,10 @@ def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
     if ratio > 0.97:
         return "broadcast"
     return "reduce_scatter" if rows[0].reduces else "all_gather"
+
+
+def _ratios(rows: Iterable[_Row]) -> list[float]:
+    return [row.ratio for row in rows if row.ratio is not None]
 
 
 def _points(rows: Iterable[_Row]) -> tuple[NcclPoint, ...]:

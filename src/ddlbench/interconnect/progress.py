@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from ddlbench.common.screen import duration_text, paragraph, shortened
+from ddlbench.common.quantities import duration_text
+from ddlbench.common.screen import paragraph, shortened
 from ddlbench.runtime.watchdog import MARK
 
 _EVERY_S = 9.0  # the clock is looked at every half second, and a line must come within ten

@@ -26,6 +26,7 @@ from typing import Literal
 
 from ddlbench.common.document import put_aside
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import medians
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -257,8 +258,7 @@ def _sentences(faults: Mapping[str, str], what_follows: str) -> Iterator[str]:
     for cell, why in faults.items():
         cells.setdefault(why, []).append(cell)
     for why, ids in cells.items():
-        count = "1 cell" if len(ids) == 1 else f"{len(ids)} cells"
-        yield f"result.json of {count}: {why}{what_follows} (first: {ids[0]})"
+        yield f"result.json of {counted(len(ids), 'cell')}: {why}{what_follows} (first: {ids[0]})"
 
 
 def finished_of(cell_ids: Iterable[str], site: str, results_root: Path = RESULTS) -> Finished:

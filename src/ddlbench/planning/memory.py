@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.statistics import GB
+from ddlbench.common.quantities import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import in_one_unit
-from ddlbench.common.statistics import TIMES
+from ddlbench.common.quantities import TIMES, in_one_unit
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE

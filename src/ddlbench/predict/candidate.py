@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import size_text
+from ddlbench.common.quantities import size_text
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of

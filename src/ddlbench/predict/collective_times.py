@@ -116,28 +116,25 @@ def seconds(
         library: with constants.
         operation: which.
     """
+    constants = library.values()
     several = groups.nodes > 1
     ranks = groups.ranks
     is_sum = operation == "all_reduce"
     sent = _SENT[operation] * (ranks - 1) / ranks if operation in _SENT else np.ones(len(ranks))
     switch = groups.sums & (groups.devices_per_node >= 8) & is_sum
     rings = np.array([MESH_RINGS.get(int(n), 6) / 6 for n in groups.devices_per_node])
-    ring = library.constant("ring_share") * np.where(groups.mesh, rings, 1.0)
-    rate = groups.link_bytes_per_s * np.where(switch, library.constant("switch_share"), ring)
-    tree = library.constant("tree_share") * (sent if is_sum else 1.0)
-    share = np.where(groups.nodes == 2, tree, library.constant("network_share"))
+    ring = constants["ring_share"] * np.where(groups.mesh, rings, 1.0)
+    rate = groups.link_bytes_per_s * np.where(switch, constants["switch_share"], ring)
+    tree = constants["tree_share"] * (sent if is_sum else 1.0)
+    share = np.where(groups.nodes == 2, tree, constants["network_share"])
     network = np.where(several, share * groups.cards_bytes_per_s, np.inf)
     rate = np.minimum(rate, network)
-    node_s = np.where(np.isnan(groups.node_s), library.constant("node_s"), groups.node_s)
-    latency_s = library.constant("start_s") + library.constant("device_s") * (
-        groups.devices_per_node - 1
-    )
+    node_s = np.where(np.isnan(groups.node_s), constants["node_s"], groups.node_s)
+    latency_s = constants["start_s"] + constants["device_s"] * (groups.devices_per_node - 1)
     # A ring passes twice for a sum.
     latency_s = (latency_s + np.where(several, node_s * groups.nodes, 0.0)) / (1 if is_sum else 2)
     sent_s = sent * payload_bytes / rate
-    short_s = library.constant("short_latency_share") * latency_s + sent_s / library.constant(
-        "short_rate_share"
-    )
+    short_s = constants["short_latency_share"] * latency_s + sent_s / constants["short_rate_share"]
     return np.asarray(np.minimum(short_s, latency_s + sent_s))
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.form import Amount, Form, Name, Positive
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
 
@@ -136,6 +137,10 @@ class WithConstants(Described):
                 "take another file, or add value and prior"
             )
         return self.constants[name].value
+
+    def values(self) -> dict[str, float]:
+        """The values of all constants, by name."""
+        return {name: constant.value for name, constant in self.constants.items()}
 
     def check(self, where: str) -> None:
         """Raise ConfigError if a constant is missing, or larger than it can be."""
@@ -273,7 +278,7 @@ def fit(
     names, count = list(names or moved), len(measured_s)
     if count < len(names):
         raise ConfigError(
-            f"{count} row(s) cannot fit {len(names)} constants; give at least {len(names)}"
+            f"{counted(count, 'row')} cannot fit {len(names)} constants; give at least {len(names)}"
         )
     fitted = [model.constants[name] for name in names]
     priors = np.log([constant.prior for constant in fitted])

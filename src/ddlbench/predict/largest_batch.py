@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import counted, size_text
-from ddlbench.common.statistics import HOURS
+from ddlbench.common.quantities import HOURS, counted, size_text
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.result import Glance

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import size_text
+from ddlbench.common.quantities import size_text
 from ddlbench.predict.collective_times import (
     LONG,
     OPERATIONS,

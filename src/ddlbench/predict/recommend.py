@@ -34,8 +34,7 @@ from typing import Any, cast
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import counted
-from ddlbench.common.statistics import HOURS
+from ddlbench.common.quantities import HOURS, counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS

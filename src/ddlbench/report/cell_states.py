@@ -13,7 +13,8 @@ from pathlib import Path
 from ddlbench.common.document import UnreadableJson, read_json, read_object
 from ddlbench.common.form import Amount, Form, Natural
 from ddlbench.common.owner import NOBODY, Writer, owner_in, seems_to_live
-from ddlbench.common.screen import duration_text, named_lines, terminal_width
+from ddlbench.common.quantities import duration_text
+from ddlbench.common.screen import named_lines, terminal_width
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
 from ddlbench.experiment.registry import BASE

@@ -29,6 +29,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ddlbench.common.document import write_text
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.paths import (
     RESULTS,
     advice_file,
@@ -42,7 +43,6 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.footer import commits_of, days_of
-from ddlbench.report.labels import workers_label
 from ddlbench.report.page_tables import (
     PageInputs,
     PageTable,
@@ -334,7 +334,7 @@ def make_html_report(
     unfinished = f"Unfinished: {missing} of {count} cells have not run yet." if missing else ""
     text = html_page(
         "html_report.html",
-        title=f"{experiment} on {site.name}, {count} cell{'' if count == 1 else 's'}",
+        title=f"{experiment} on {site.name}, {counted(count, 'cell')}",
         days=days_of(read.summary),
         site=site,
         commits=commits_of(read.summary),
@@ -371,5 +371,6 @@ def _measured(summary: pd.DataFrame) -> str:
         for count in [summary[name].nunique()]
     ]
     kinds = " and ".join(dict.fromkeys(kind.upper() for kind in summary["device_kind"] if kind))
-    most = f"; largest cell: {workers_label(summary['workers'].max())} ({kinds})" if kinds else ""
+    workers = counted(summary["workers"].max(), "worker")
+    most = f"; largest cell: {workers} ({kinds})" if kinds else ""
     return f"{', '.join(counts)}{most}."

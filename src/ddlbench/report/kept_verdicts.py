@@ -22,8 +22,8 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import two_digits
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import two_digits
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import EMULATED_COMPUTE
 

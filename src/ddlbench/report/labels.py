@@ -21,9 +21,8 @@ from typing import Any
 
 import pandas as pd
 
+from ddlbench.common.quantities import TIMES, counted, two_digits, unit_for
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import two_digits
-from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
@@ -43,15 +42,10 @@ def case_title(case: Mapping[str, Any], *further: str, geometry: bool = True) ->
     return ", ".join(named)
 
 
-def workers_label(workers: int) -> str:
-    """``1 worker``, ``4 workers``."""
-    return f"{workers} worker{'' if workers == 1 else 's'}"
-
-
 def common_workers(workers: Iterable[int]) -> str:
     """``on 4 workers`` where all have that number; else nothing."""
     counts = set(workers)
-    return f"on {workers_label(int(counts.pop()))}" if len(counts) == 1 else ""
+    return f"on {counted(int(counts.pop()), 'worker')}" if len(counts) == 1 else ""
 
 
 def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.Series:

@@ -18,8 +18,9 @@ from urllib.parse import quote
 import pandas as pd
 from markupsafe import Markup
 
+from ddlbench.common.quantities import duration_text
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import Column, duration_text
+from ddlbench.common.screen import Column
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label

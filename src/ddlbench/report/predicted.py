@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
@@ -32,7 +33,7 @@ from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 from ddlbench.report.footer import is_set, without_signs
-from ddlbench.report.labels import status_mark, variant_labels, workers_label
+from ddlbench.report.labels import status_mark, variant_labels
 from ddlbench.report.tables import read_tables, rows_of
 
 NOT_PREDICTED = "no prediction"
@@ -114,7 +115,7 @@ def condition_label(strategy: str, workers: Any, geometry: str, variant: str) ->
     """The heading of a section: workers, geometry and variant."""
     if strategy == BASE and not variant:
         return ""
-    return ", ".join(filter(None, [f"{workers_label(int(workers))} ({geometry})", variant]))
+    return ", ".join(filter(None, [f"{counted(int(workers), 'worker')} ({geometry})", variant]))
 
 
 def condition_sections(rows: pd.DataFrame, strategy: str) -> list[tuple[str, pd.DataFrame]]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddlbench.common.errors import printable
+from ddlbench.common.quantities import counted, duration_text
 from ddlbench.common.run_noise import repeats_to_tell
-from ddlbench.common.screen import counted, duration_text, paragraph, shortened, table
+from ddlbench.common.screen import paragraph, shortened, table
 from ddlbench.report.labels import span_text
 from ddlbench.report.regressions import Compared, Comparison, Verdict, few
 from ddlbench.report.run_trees import Tree

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.quantities import counted
 from ddlbench.common.run_noise import Noise, Pair, Ratio, RunNoise
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import counted
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.status import Status
 from ddlbench.report.comparability import unlike_base

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlbench.common.screen import duration_text, shortened, two_digits
+from ddlbench.common.quantities import counted, duration_text, two_digits
+from ddlbench.common.screen import shortened
 from ddlbench.experiment.cell import Cell, naming_among
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, Result, read_result
@@ -309,7 +310,7 @@ def _counted(number: int, part: str) -> str:
         return "links" if number == 1 else f"links of {number} fabrics"
     if part == _REPORT:
         return f"{number} tables and figures"
-    return f"{number} {part}{'' if number == 1 else 's'}"
+    return counted(number, part)
 
 
 def _short(text: str) -> str:

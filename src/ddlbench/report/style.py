@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
 from ddlbench.common.document import whole_file
-from ddlbench.common.statistics import TIMES, Unit, unit_for
+from ddlbench.common.quantities import TIMES, Unit, unit_for
 from ddlbench.report.labels import PARAMETERS, DatasetLook
 
 MM = 1 / 25.4

@@ -13,16 +13,8 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.document import read_json
-from ddlbench.common.screen import (
-    Column,
-    columns,
-    duration_text,
-    paragraph,
-    size_text,
-    table,
-    terminal_width,
-    two_digits,
-)
+from ddlbench.common.quantities import duration_text, size_text, two_digits
+from ddlbench.common.screen import Column, columns, paragraph, table, terminal_width
 from ddlbench.experiment.cell import Cell, setting_text
 from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE

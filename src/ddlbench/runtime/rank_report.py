@@ -28,7 +28,7 @@ import numpy as np
 
 from ddlbench.common.document import read_json, write_json
 from ddlbench.common.form import Form
-from ddlbench.common.statistics import GB
+from ddlbench.common.quantities import GB
 from ddlbench.experiment.result import DIVERGED, DeviceMemory
 from ddlbench.experiment.status import Cause, Reason, Status, reason_of
 from ddlbench.experiment.training import FIRST_STEPS, Loss, Training

@@ -45,6 +45,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddlbench.common.document import csv_text
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import median_interval, round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import (
@@ -421,8 +422,8 @@ def checkpoint_notes(part: Checkpointing | None) -> list[str]:
     if part is None or not part.resumed:
         return []
     return [
-        f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
-        "were trained twice and count once"
+        f"resumed {counted(part.resumed, 'time')} from a checkpoint; "
+        f"{counted(part.lost_steps, 'step')}, trained twice, counted once"
     ]
 
 

@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddlbench.common.document import read_json
-from ddlbench.common.screen import shortened, terminal_width, two_digits
+from ddlbench.common.quantities import two_digits
+from ddlbench.common.screen import shortened, terminal_width
 from ddlbench.experiment.paths import PROGRESS_FILE
 from ddlbench.runtime.launch import Launch
 

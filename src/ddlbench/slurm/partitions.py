@@ -199,7 +199,7 @@ SLICES_ALONE = (
 )
 
 
-def counted(states: Mapping[str, int]) -> str:
+def in_words(states: Mapping[str, int]) -> str:
     """``3 drained, 1 down``: the states of unusable nodes in words, the most frequent first."""
     order = sorted(states.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {state}" for state, count in order)

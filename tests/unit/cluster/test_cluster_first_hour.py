@@ -217,7 +217,7 @@ def test_one_of_several_partitions_that_is_down_is_a_doubt(project):
     site = site_of(project, **{"partition: gpu": "partition: old,gpu"})
     findings = judge_partition(site, parse_kinds(SINFO, "gpu"))
     assert [(f.says, f.ok, f.doubtful) for f in findings if f.what == "partition"] == [
-        ("gpu, 4 node(s), up", True, False),
+        ("gpu, 4 nodes, up", True, False),
         ("old is down; jobs run in gpu alone", True, True),
     ]
 
@@ -277,7 +277,7 @@ def test_doctor_tells_usable_nodes_from_others(project):
     )
     actual = judge_partition(site_of(project), parse_kinds(rows, "gpu"))
     assert [f.says for f in actual if f.what == "partition"] == [
-        "gpu, 6 node(s), up, 4 of them usable (1 drained, 1 in maintenance)"
+        "gpu, 6 nodes, up, 4 of them usable (1 drained, 1 in maintenance)"
     ]
 
 
@@ -326,7 +326,7 @@ NODE = {
         ({"torch": None}, "run make setup"),
         ({"torch_cuda": None}, "is a build for CPUs"),
         ({"gpus": []}, "sees no GPU, the site uses 4"),
-        ({"gpus": GPUS[:3]}, "sees 3 GPU(s), the site uses 4"),
+        ({"gpus": GPUS[:3]}, "sees 3 GPUs, the site uses 4"),
         ({"gpus": GPUS[:1]}, "write devices_share_gpu: true"),
         (
             {"gpus": [*GPUS[:3], {**GPUS[3], "error": "no kernel image is available"}]},

@@ -250,7 +250,7 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
             "gpu gives a job at most 100000 MB on a node, a cell on 4x4 asks for 160000; "
             "write memory_per_device_mb: 25000, or another slurm.partition",
         ),
-        ({"nodes": 2}, "nodes", "at most 2 node(s), a cell on 4x4 asks for 4; write nodes: 2,"),
+        ({"nodes": 2}, "nodes", "at most 2 nodes, a cell on 4x4 asks for 4; write nodes: 2,"),
         ({"cpus_per_node": 8}, "cpus_per_device", "asks for 24; write cpus_per_device: 2,"),
         ({"cpus_per_node": 3}, "cpus_per_device", "asks for 24; write fewer devices_per_node,"),
     ],

@@ -16,18 +16,8 @@ from click.testing import CliRunner
 
 from ddlbench import cli
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import (
-    Column,
-    duration_text,
-    in_one_unit,
-    paragraph,
-    say_error,
-    shortened,
-    size_text,
-    table,
-    two_digits,
-)
-from ddlbench.common.statistics import TIMES
+from ddlbench.common.quantities import TIMES, duration_text, in_one_unit, size_text, two_digits
+from ddlbench.common.screen import Column, paragraph, say_error, shortened, table
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site

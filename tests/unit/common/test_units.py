@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ddlbench
-from ddlbench.common.statistics import BYTES, BYTES_BINARY, GB, MS, TIMES, unit_for
+from ddlbench.common.quantities import BYTES, BYTES_BINARY, GB, MS, TIMES, unit_for
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,7 @@ def test_nearest() -> None:
     assert nearest("gpip", ["gpipe", "ddp"]) == "did you mean 'gpipe'?"
     assert nearest("zzz", ["gpipe", "ddp"]) == "known: ddp, gpipe"
     assert nearest("zzz", []) == "there are none"
+    assert nearest("fig4", ["ddlbench/fig4", "thesis/fig4.1"]) == "did you mean 'ddlbench/fig4'?"
     many = [f"strategy-{number:02}" for number in range(40)]
     assert nearest("zzz", many).startswith("known: strategy-00, strategy-01, ")
     assert nearest("zzz", many).endswith("strategy-13 and 26 more")

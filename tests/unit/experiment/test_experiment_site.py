@@ -79,7 +79,7 @@ def test_defaults(tmp_path: Path) -> None:
 def test_what_a_site_has_no_room_for(tmp_path: Path) -> None:
     site = _load(tmp_path, "device: cpu\nlauncher: local\nnodes: 2\ndevices_per_node: 2")
     assert site.supports(CELL.with_(nodes=2, devices_per_node=2)) is None
-    assert "has 2 node(s) of 2 device(s)" in str(site.supports(CELL.with_(devices_per_node=3)))
+    assert "has 2 nodes of 2 devices" in str(site.supports(CELL.with_(devices_per_node=3)))
     assert "the cell asks for 3x1" in str(site.supports(CELL.with_(nodes=3)))
     assert "no folder of real mnist is named" in str(site.supports(CELL.with_(data_source="real")))
     assert "GPUs only" in str(site.supports(CELL.with_(precision="tf32")))
@@ -90,7 +90,7 @@ def test_more_threads_than_a_devices_cores_are_refused_on_slurm(tmp_path):
     path.write_text("device: cpu\nlauncher: slurm\ndevices_per_node: 2\ncpus_per_device: 2\n")
     site = load_site(str(path))
     assert site.supports(CELL.with_(threads_per_device=2)) is None
-    assert "2 core(s)" in site.supports(CELL.with_(threads_per_device=3))
+    assert "2 cores" in site.supports(CELL.with_(threads_per_device=3))
 
 
 def test_fabrics_are_link_conditions(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_emulated_cell_has_a_link_and_fits_one_node_of_a_cluster(tmp_path: Pa
     assert cluster.held_geometry(slow) == (1, 4)
     assert cluster.supports(slow) is None
     assert cluster.held_geometry(slow.with_(fabric="mine")) == (4, 1)
-    assert "has 2 node(s)" in str(cluster.supports(slow.with_(fabric="mine")))
+    assert "has 2 nodes" in str(cluster.supports(slow.with_(fabric="mine")))
     large = cluster.supports(slow.with_(devices_per_node=2))
     assert str(large).endswith("the cell asks for 4x2 on one node, as lat1 is emulated")
     assert "no link that lat1 could shape" in str(cluster.supports(CELL.with_(fabric="lat1")))

@@ -60,7 +60,7 @@ def test_wrong_geometries_are_named(tmp_path):
     file.write_text(nccl_text())
     with pytest.raises(ConfigError, match="give --fabric"):
         compare(file, fabric=None)
-    with pytest.raises(ConfigError, match=r"ranks are on 2 node\(s\) \(node-0, node-1\), not on 3"):
+    with pytest.raises(ConfigError, match=r"ranks are on 2 nodes \(node-0, node-1\), not on 3"):
         compare(file, "--nodes", "3")
     with pytest.raises(ConfigError, match="16 ranks are not 2 nodes of 4"):
         compare(file, "--devices-per-node", "4")

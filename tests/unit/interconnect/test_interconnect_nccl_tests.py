@@ -195,3 +195,12 @@ def test_tests_that_are_not_checked_in_place_are_no_collective_of_ours(rates):
 def test_a_run_without_any_check_is_read():
     rows = re.sub(r" 0( |$)", r" N/A\1", ROWS, flags=re.MULTILINE)
     assert parse_nccl_tests(text(rows), "out").operation == "all_reduce"
+
+
+def test_the_ratio_of_its_rates_tells_the_number_of_ranks():
+    alone = text(count=0)
+    for operation, ranks_given in ((None, 16), ("all_reduce", 16)):
+        parse_nccl_tests(alone, "out", operation).check_ranks(ranks_given, "out")
+    for operation, ranks_given in ((None, 4), ("all_gather", 16), ("broadcast", 16)):
+        with pytest.raises(ConfigError, match="busbw is 1.87 times algbw, and"):
+            parse_nccl_tests(alone, "out", operation).check_ranks(ranks_given, "out")

@@ -378,12 +378,12 @@ def test_the_same_by_hand_is_an_error_that_names_it() -> None:
         (
             {"geometry": ["1x8"]},
             {},
-            "site test has 4 node(s) of 4 device(s), the cell asks for 1x8",
+            "site test has 4 nodes of 4 devices, the cell asks for 1x8",
         ),
         (
             {"geometry": ["1x5"]},
             {},
-            "site test has 4 node(s) of 4 device(s), the cell asks for 1x5",
+            "site test has 4 nodes of 4 devices, the cell asks for 1x5",
         ),
         ({"data_scale": [0.001]}, {}, "raise data_scale, or lower batch_size (of all devices) or"),
         ({"data_scale": [0.001]}, {}, "60 training images are fewer than one mini-batch of 64"),

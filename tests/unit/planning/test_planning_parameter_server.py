@@ -59,10 +59,10 @@ def test_servers_take_the_first_places() -> None:
     [
         (_cell("2x1"), None),
         (_cell("4x1"), None),
-        (_cell("1x1"), "1 server leaves no worker of 1 device(s); write a geometry of 2 devices"),
+        (_cell("1x1"), "1 server leaves no worker of 1 device; write a geometry of 2 devices"),
         (
             _cell("1x2", servers=2),
-            "2 servers leave no worker of 2 device(s); write a geometry of 3",
+            "2 servers leave no worker of 2 devices; write a geometry of 3",
         ),
         (
             _cell("4x1", batch=32),

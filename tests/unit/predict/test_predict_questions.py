@@ -290,7 +290,7 @@ def test_more_devices_than_the_site_has_are_remarked_on(monkeypatch, command):
     else:
         words = ["predict", *words]
     ended = CliRunner().invoke(commands, words, catch_exceptions=False)
-    assert "Predicted beyond what can be measured: site local has 1 node(s)" in " ".join(
+    assert "Predicted beyond what can be measured: site local has 1 node" in " ".join(
         ended.output.split()
     )
 
@@ -318,7 +318,7 @@ def test_a_label_is_answered_with_the_name():
 
 @pytest.mark.parametrize(
     ("memory", "sentence"),
-    [("100", "of 100 bytes."), ("500000000000000", "of 500,000 GB predicted")],
+    [("100", "of 100 bytes."), ("500000000000000", "of 500 TB predicted")],
 )
 def test_odd_memories_are_shown_in_a_unit_that_suits(memory, sentence):
     words = ["recommend", "largest-batch", "--strategy", "ddp", "--network", "vgg11", "--dataset"]

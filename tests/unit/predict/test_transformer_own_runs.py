@@ -121,7 +121,7 @@ def test_the_command_writes_the_table(measured, tmp_path):
     path = tmp_path / "own.csv"
     words = ["oracle", "rows", "--output", str(path)]
     ended = CliRunner().invoke(commands, words, catch_exceptions=False)
-    assert ended.output.strip().endswith("is written: 2 row(s)")
+    assert ended.output.strip().endswith("is written: 2 rows")
     with path.open(encoding="utf-8", newline="") as file:
         assert tuple(next(csv.reader(file))) == COLUMNS
 

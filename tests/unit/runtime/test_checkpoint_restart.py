@@ -182,7 +182,7 @@ def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
     assert (actual.resumed, actual.lost_steps, actual.lost_s) == (1, 11, 2.5)
     assert drain_notes(CELL, synchronous=True) == []
     assert checkpoint_notes(actual) == [
-        "resumed 1 time(s) from a checkpoint; 11 step(s) were trained twice and count once"
+        "resumed 1 time from a checkpoint; 11 steps, trained twice, counted once"
     ]
 
 

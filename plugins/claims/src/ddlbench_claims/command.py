@@ -10,8 +10,9 @@ import click
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import two_digits
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import examples, named_lines, paragraph, show, table, two_digits
+from ddlbench.common.screen import examples, named_lines, paragraph, show, table
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
 from ddlbench.report.kept_verdicts import KNOWN_TO

@@ -104,10 +104,11 @@ _INPUT_FROM = {"forward": -1, "backward": 1, "backward_input": 1}
 
 def _input_here(schedule: Schedule, rank: int, action: Action) -> tuple[str, int, int] | None:
     """The pass that makes the input of a pass, if it is of the same rank."""
-    neighbour = action.stage + _INPUT_FROM.get(action.kind, schedule.num_stages)
-    if not 0 <= neighbour < schedule.num_stages:
+    stage_ranks = schedule.stage_ranks
+    neighbour = action.stage + _INPUT_FROM.get(action.kind, len(stage_ranks))
+    if not 0 <= neighbour < len(stage_ranks):
         return None
-    ranks = schedule.stage_ranks[neighbour]
+    ranks = stage_ranks[neighbour]
     if ranks[action.micro_batch % len(ranks)] != rank:
         return None
     return action.kind, neighbour, action.micro_batch
@@ -149,7 +150,7 @@ def _stuck(schedule: Schedule, waits: _Waits, synchronous: bool) -> dict[int, Ac
     before: list[int] = []
     while before != done:
         before = list(done)
-        for rank in range(schedule.world_size):
+        for rank in range(len(done)):
             advance(rank)
     return {
         rank: actions[done[rank]]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest
 
 STRATEGIES = (
@@ -121,7 +122,9 @@ def configuration_of(
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown strategy {strategy!r}; {nearest(strategy, STRATEGIES)}")
     if devices < 1 or batch <= 0:
-        raise ConfigError(f"{devices} device(s) and a batch of {batch:g}: write numbers above 0")
+        raise ConfigError(
+            f"{counted(devices, 'device')} and a batch of {batch:g}: write numbers above 0"
+        )
     if strategy == "serial" and devices != 1:
         raise ConfigError(f"serial runs on 1 device, not on {devices}")
     uneven = devices > devices_per_node and devices % devices_per_node

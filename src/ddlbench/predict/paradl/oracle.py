@@ -29,9 +29,9 @@ from itertools import takewhile
 from math import prod
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import GB, counted, duration_text
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import counted, duration_text
-from ddlbench.common.statistics import GB, doubled
+from ddlbench.common.statistics import doubled
 from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl import authors_code, corrected, printed
 from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms
@@ -183,7 +183,8 @@ def refused(projection: Projection, platform: Platform) -> str:
     """The reason if a strategy cannot run like this; empty if it can."""
     config, capacity = projection.configuration, platform.device.memory_bytes
     if config.devices > projection.max_devices:
-        return f"at most {projection.max_devices} device(s), limited by {projection.limiting_layer}"
+        most = counted(projection.max_devices, "device")
+        return f"at most {most}, limited by {projection.limiting_layer}"
     if projection.memory_bytes > capacity:
         needed = GB.text(projection.memory_bytes, ".1f")
         return f"needs {needed} of {GB.text(capacity, '.1f')} a device"

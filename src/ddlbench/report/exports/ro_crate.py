@@ -27,8 +27,8 @@ from urllib.parse import quote
 from ddlbench import __version__
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import counted
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.result import Provenance
 from ddlbench.report.exports.registry import Study, whole_folder

@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from ddlbench.common.statistics import HOURS, TIMES, unit_for
+from ddlbench.common.quantities import HOURS, TIMES, unit_for
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ddlbench.common.statistics import BYTES, Unit, unit_for
+from ddlbench.common.quantities import BYTES, Unit, counted, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
@@ -28,7 +28,6 @@ from ddlbench.report.labels import (
     status_mark,
     strategy_look,
     variant_labels,
-    workers_label,
 )
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.style import GREY, REFERENCE
@@ -102,7 +101,7 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
 
     sections = []
     for geometry, part in geometries:
-        workers = workers_label(int(part["workers"].max())) if len(part) else ""
+        workers = counted(int(part["workers"].max()), "worker") if len(part) else ""
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         both = pd.concat([base, part])
         owns = ((name, both[both["dataset"] == name]) for name in datasets)

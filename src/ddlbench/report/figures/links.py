@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ddlbench.common.statistics import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
+from ddlbench.common.quantities import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
 from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
 from ddlbench.report.curves import ticks_at, whisker
 from ddlbench.report.footer import links_origin, sentence

@@ -23,12 +23,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ddlbench.common.statistics import TIMES, unit_for
+from ddlbench.common.quantities import TIMES, counted, unit_for
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.curves import Lines, by_link, mark_end
 from ddlbench.report.footer import Context, footer, sentence, without_signs
-from ddlbench.report.labels import variant_labels, workers_label
+from ddlbench.report.labels import variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.registry import LEARNING_STEPS
 from ddlbench.report.style import DOTS, plain, ticks_in
@@ -164,7 +164,7 @@ def _heading(part: pd.DataFrame, link: str) -> str:
     first = part.iloc[0]
     workers = int(part["workers"].max())
     named = [network_label(str(first["network"])), dataset_label(str(first["dataset"]))]
-    named += [f"mini-batch {first['batch_size']}", f"up to {workers_label(workers)}", link]
+    named += [f"mini-batch {first['batch_size']}", f"up to {counted(workers, 'worker')}", link]
     return ", ".join(filter(None, named))
 
 

@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.statistics import TIMES, unit_for
+from ddlbench.common.quantities import TIMES, unit_for
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.strategy import known_strategy

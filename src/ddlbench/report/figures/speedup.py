@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
@@ -55,7 +56,6 @@ from ddlbench.report.labels import (
     speedup_mark,
     strategy_look,
     variant_labels,
-    workers_label,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
 from ddlbench.report.style import GREY, REFERENCE
@@ -88,7 +88,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     labels = list(networks.values())
     for geometry, part in geometries:
         theirs = printed[printed["geometry"] == geometry]
-        workers = workers_label(int(part["workers"].max()))
+        workers = counted(int(part["workers"].max()), "worker")
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         if len(networks) == 1:
             label_of = {name: strategy_label(*name) for name in unique(part["group"])}
@@ -105,7 +105,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     if len(networks) == 1:
         everywhere = [*everywhere, *_notes_by_strategy(shown, everywhere)]
         labels = [strategy_label(*name) for name in unique(shown["group"])]
-    counted = [len(section.panels) for section in sections]
+    panels_of = [len(section.panels) for section in sections]
     legend: list[tuple[Artist, str]] = [
         (patch(_NEUTRAL, look), dataset_label(name)) for name, look in looks.items()
     ]
@@ -117,7 +117,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         legend,
         sections,
         footer=footer(shown, context, _sentences(shown, tables.summary, everywhere, printed)),
-        size=panel_size(labels, len(datasets), counted, left=9.5, between=3.0, right=8.5),
+        size=panel_size(labels, len(datasets), panels_of, left=9.5, between=3.0, right=8.5),
         share_y=True,
     )
     for section, axes_row in zip(sections, page.axes, strict=True):

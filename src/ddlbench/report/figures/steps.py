@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ddlbench.common.statistics import TIMES, unit_for
+from ddlbench.common.quantities import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label

@@ -36,7 +36,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from ddlbench.common.statistics import TIMES, Unit, unit_for
+from ddlbench.common.quantities import TIMES, Unit, unit_for
 from ddlbench.report.bars import ground as ground_of_text
 from ddlbench.report.bars import patch
 from ddlbench.report.labels import KINDS, DatasetLook, KindLook, kind_look

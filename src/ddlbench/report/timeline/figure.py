@@ -19,6 +19,7 @@ PipeDream with such pictures.
 
 from __future__ import annotations
 
+from ddlbench.common.quantities import counted
 from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
 
 # isort: split
@@ -60,7 +61,6 @@ from ddlbench.planning.schedules.check import (
 )
 from ddlbench.report.comparability import commit_of
 from ddlbench.report.footer import Context, footer, place_and_time, sentence, without_signs
-from ddlbench.report.labels import workers_label
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row, Window, whole_run
 from ddlbench.report.timeline.cell import (
@@ -286,7 +286,7 @@ def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
     parts = [
         f"{strategy_label(cell.cell.strategy)}: {network_label(cell.cell.network)}",
         dataset_label(cell.cell.dataset),
-        f"{workers_label(cell.cell.devices)} ({cell.cell.geometry})",
+        f"{counted(cell.cell.devices, 'worker')} ({cell.cell.geometry})",
         " ".join(f"{name}={value}" for name, value in cell.cell.options),
     ]
     heading = ", ".join(filter(None, parts))
@@ -479,7 +479,7 @@ def show_schedule(lesson: Lesson) -> Shown:
         messaging=lesson.messaging,
     )
     rows = _device_rows(planned.schedule, staged=lesson.schedule != "data-parallel")
-    heading = f"{lesson.schedule}, {len(rows)} device{'' if len(rows) == 1 else 's'}"
+    heading = f"{lesson.schedule}, {counted(len(rows), 'device')}"
     return Shown(heading, whole_run(boxes, len(rows), planned.flushes), rows, in_seconds=False)
 
 

@@ -37,7 +37,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, table
+from ddlbench.common.quantities import duration_text
+from ddlbench.common.screen import paragraph, table
 from ddlbench.report.labels import span_text
 from ddlbench.report.traces.kineto_file import (
     COMMUNICATION,

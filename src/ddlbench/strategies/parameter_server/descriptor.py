@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from ddlbench.common.form import Count
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
@@ -132,8 +133,8 @@ class ParameterServer(Strategy):
             noun = "server leaves" if servers == 1 else "servers leave"
             return Reason(
                 "too_few_devices",
-                f"{servers} {noun} no worker of {cell.devices} device(s); write a geometry of "
-                f"{servers + 1} devices or more, for example {servers + 1}x1",
+                f"{servers} {noun} no worker of {counted(cell.devices, 'device')}; write a "
+                f"geometry of {servers + 1} devices or more, for example {servers + 1}x1",
             )
         return uneven_shares(cell)
 
