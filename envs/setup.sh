@@ -106,8 +106,10 @@ fi
 say "4/5 Horovod (compiled once, about two minutes on two cores; the wheel is kept in $cache)"
 if ! { wait "$building" && bash envs/build_horovod.sh "$env/bin/python" "$cache"; } >> "$log" 2>&1; then
     say "Horovod is left out: $(cat "$env/horovod-missing.txt"); its cells will be 'unsupported', all others run" >&2
+elif [ -f "$env/horovod-no-gpu.txt" ]; then
+    say "Horovod is built for CPUs only: $(cat "$env/horovod-no-gpu.txt"). Once it can compile (envs/README.md, GPUs): rm $stamp && make setup" >&2
 elif ! command -v nvcc >/dev/null && ! "$env/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then
-    say "torch is a build for CUDA, but there is no nvcc: Horovod is built without NCCL, for CPUs only. To run it on GPUs load the CUDA module (module load CUDA NCCL) and run make setup again" >&2
+    say "torch is a build for CUDA, but there is no nvcc: Horovod is built without NCCL, for CPUs only. To run it on GPUs load the CUDA module (module load CUDA) and run make setup again" >&2
 fi
 
 say "5/5 checking that everything imports"

@@ -141,6 +141,82 @@ def test_a_kept_wheel_serves_only_what_it_was_built_with(machine):
     assert "pip download" in build(machine)[1]
 
 
+# It downloads Horovod, and compiles it for CPUs, or for GPUs, too; the folder is that of a Machine.
+PIP = """
+folder=$(dirname "$0")/..
+for word in "$@"; do
+    [ "$last" != --dest ] || dest=$word
+    [ "$last" != --wheel-dir ] || wheels=$word
+    last=$word
+done
+case "$*" in
+    download*) tar -czf "$dest/horovod-0.28.1.tar.gz" -C "$folder" horovod-0.28.1 ;;
+    wheel*)
+        for_gpus=${HOROVOD_GPU_OPERATIONS:-}
+        echo "${for_gpus:-cpu} ${CUDA_HOME:-} ${HOROVOD_NCCL_LINK:-}" >> "$folder/builds"
+        [ -z "$for_gpus" ] || [ -f "$folder/compiles-for-gpus" ] || exit 1
+        mkdir -p "$wheels"
+        touch "$wheels/horovod-0.28.1.whl" ;;
+esac
+"""
+SOURCES = (
+    "CMakeLists.txt", "horovod/torch/CMakeLists.txt", "horovod/common/gloo/gloo_context.cc",
+    "cmake/Modules/FindPytorch.cmake",
+)  # fmt: skip
+
+
+def touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+class Compiler:
+    """A machine with torch for CUDA, an nvcc and a compiler, which may do for CPUs only."""
+
+    def __init__(self, machine: Machine, gpus: bool) -> None:
+        self.machine, self.builds = machine, machine.folder / "builds"
+        for name in SOURCES:
+            touch(machine.folder / "horovod-0.28.1" / name)
+        if gpus:
+            touch(machine.folder / "compiles-for-gpus")
+        text = machine.python.read_text()
+        text = text.replace('*"pip download"*) exit 1', '"-m pip "*) shift 2; exec pip "$@"')
+        machine.program("pip", PIP)
+        machine.program("python", text.removeprefix("#!/bin/bash\n"))
+        (machine.folder / "env").mkdir(exist_ok=True)
+        for tool in ("g++", "cmake"):
+            machine.program(tool, "exit 0")
+        machine.cuda("'12.6'")
+        version, toolkit = NVCC.format("12.6", "12.6"), machine.folder / "cuda-12.6"
+        toolkit.mkdir()
+        says = f'echo "{version}" || echo "#$ TOP={toolkit}"'
+        machine.program("nvcc", f'[ "$1" = --version ] && {says}')
+
+    def build(self, *last: str) -> list[str]:
+        """Run the script; what each compilation was given."""
+        self.builds.write_text("")
+        script, cache = ENVS / "build_horovod.sh", self.machine.folder / "cache"
+        done = self.machine.run(script, self.machine.python, cache, *last)
+        assert done.returncode == 0, done.stderr
+        return self.builds.read_text().splitlines()
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_where_it_does_not_compile_for_gpus_it_is_built_for_cpus(machine, gpus):
+    nccl = machine.folder / "site" / "nvidia" / "nccl"
+    for name in ("include/nccl.h", "lib/libnccl.so.2"):
+        touch(nccl / name)
+    compiler = Compiler(machine, gpus)
+    tried = [f"NCCL {machine.folder}/cuda-12.6 SHARED"]
+    why = machine.folder / "env" / "horovod-no-gpu.txt"
+    assert compiler.build("build") == (tried if gpus else [*tried, "cpu  "])
+    assert why.exists() != gpus
+    assert compiler.build() == []  # the second call of a set-up installs
+    if not gpus:
+        assert "horovod-build-gpu.log" in why.read_text()
+        assert compiler.build("build") == tried  # the next set-up tries again
+
+
 @pytest.fixture
 def checkout(machine, tmp_path):
     """As much of the project as set-up reads, with an environment that has a Python already."""
