@@ -169,8 +169,8 @@ def sharded_step(
     passes = [*there, *back]
     over = None
     if sharers < plan.world_size:
-        over = Group.of(plan, range(0, plan.world_size, sharers))
-    within = Group.of(plan, range(sharers))
+        over = Group.widest(plan, range(0, plan.world_size, sharers))
+    within = Group.widest(plan, range(sharers))
     tasks: list[Compute | Message] = [Compute("load"), Compute("rest")]
     gathered: tuple[int, ...] = ()
     if passes:

@@ -8,6 +8,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.links import Links, NodeRate
+from ddlbench.planning.step import Group
 from ddlbench.predict.links import LinkTable
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedLinks
 from ddlbench.predict.prediction import Prediction, ask, predictor_of
@@ -69,6 +70,36 @@ def test_sums_of_groups_take_turns_on_the_cards_that_they_share() -> None:
     assert hsdp(rate(1e9, 2e9)).exposed_communication_s == pytest.approx(without_s + 0.025)
     assert hsdp(rate(1e9, 1e9)).exposed_communication_s == pytest.approx(without_s + 0.075)
     assert hsdp() == hsdp(rate(1e9, 1e9))
+
+
+@pytest.mark.parametrize(
+    ("geometry", "ranks", "widest"),
+    [
+        ("2x4", range(4), Group(1, 4)),
+        ("2x4", range(0, 8, 4), Group(2, 1, sharing=4)),
+        ("4x4", range(8), Group(2, 4)),
+        # Ranks 3 to 5 are on two nodes, the second of which sends for 6 to 8, too.
+        ("3x4", range(3), Group(3, 1, sharing=2)),
+        ("2x6", range(4), Group(2, 2)),
+        ("2x3", range(0, 6, 2), Group(3, 1, sharing=2)),
+    ],
+)
+def test_a_step_waits_for_the_group_over_the_most_nodes(
+    geometry: str, ranks: range, widest: Group
+) -> None:
+    assert Group.widest(make.plan("ddp", geometry, 48), ranks) == widest
+
+
+def test_groups_that_do_not_fill_nodes_gather_over_the_network() -> None:
+    cluster = PlannedCluster.named("h100-sxm", "gigabit", [(3, 4)])
+    links = PlannedLinks(cluster.system)
+
+    def waits_s(group: int) -> float:
+        plan = make.plan("hsdp", "3x4", 48, options={"group": group})
+        prediction = ask(predictor_of("ddlbench"), make.workload(), links, plan)
+        return prediction.exposed_communication_s
+
+    assert waits_s(4) < waits_s(12) < waits_s(3)
 
 
 def test_servers_send_no_faster_than_their_node() -> None:
