@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import predict_factory as make
@@ -9,6 +10,7 @@ import pytest
 
 from ddlbench.experiment.links import Links, NodeRate
 from ddlbench.planning.step import Group
+from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.links import LinkTable
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedLinks
 from ddlbench.predict.prediction import Prediction, ask, predictor_of
@@ -113,6 +115,21 @@ def test_servers_send_no_faster_than_their_node() -> None:
     assert shared.exposed_communication_s == pytest.approx(2 * (1e-4 + 4 * 0.1 / 0.4))
     assert "do not share" not in " ".join(alone.limits)
     assert "do not share" in " ".join(server().limits)
+
+
+def test_servers_are_no_nearer_if_links_within_nodes_are_slower() -> None:
+    """The latency is that of the network, whichever links take longest."""
+    sheet = DeviceSheet.load("a30")
+    fabric = Fabric.load("infiniband-100")
+
+    def step_s(inside: float) -> float:
+        device = replace(sheet, link=replace(sheet.link, bytes_per_s=inside))
+        links = PlannedLinks(System(device, fabric, 4, 3))
+        plan = make.plan("parameter-server", "4x3", 80, options={"servers": 2})
+        return ask(predictor_of("ddlbench"), make.workload(device_kind="cuda"), links, plan).step_s
+
+    steps_s = [step_s(inside) for inside in (100e9, 50e9, 20e9, 10e9, 5e9, 2e9, 1e9)]
+    assert steps_s == sorted(steps_s)
 
 
 def test_messages_of_two_pipelines_wait_for_each_other_on_one_card() -> None:
