@@ -100,6 +100,10 @@ class Questions:
         """What the site knows of the questions; ``settings`` are fields of the knowledge."""
         return replace(knowledge_of(self.each[0], Inputs(self.site.name), self.site), **settings)
 
+    def knowledge_of(self, question: Question, known: Knowledge) -> Knowledge:
+        """What is known of one of the questions; ``known`` is of all of them."""
+        return known
+
     def grounds(self) -> list[str]:
         """Lines that say on what answers rest, where nothing was measured."""
         return []

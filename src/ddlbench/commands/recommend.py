@@ -225,8 +225,9 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
     here = questions.knowledge(**fixed)
 
     def answered(question: Question) -> Size:
-        ranking = ranked(question, here)
-        return Size(question, ranking, advise(question, ranking, here))
+        known = questions.knowledge_of(question, here)
+        ranking = ranked(question, known)
+        return Size(question, ranking, advise(question, ranking, known))
 
     sizes = [answered(q) for q in sorted(questions.each, key=lambda q: (q.devices, q.nodes))]
     values = sizes_dict(sizes)

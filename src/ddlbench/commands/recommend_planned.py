@@ -41,10 +41,17 @@ class PlannedQuestions(Questions):
     def knowledge(self, **settings: Any) -> Knowledge:
         """What data sheets say of the questions; ``settings`` are fields of the knowledge."""
         assert self.cluster is not None
-        batch = self.each[0].batch_size
-        inputs = PlannedInputs(self.cluster, batch_ladder(batch, (q.devices for q in self.each)))
-        known = Knowledge(self.site, inputs, spread_of=self.cluster.doubt.spread)
+        known = Knowledge(self.site, self._inputs(self.each), spread_of=self.cluster.doubt.spread)
         return replace(known, **settings)
+
+    def knowledge_of(self, question: Question, known: Knowledge) -> Knowledge:
+        """With times at the batches of this question, so that others change none of its numbers."""
+        return replace(known, inputs=self._inputs((question,)))
+
+    def _inputs(self, questions: Sequence[Question]) -> PlannedInputs:
+        assert self.cluster is not None
+        sizes = (batch_ladder(question.batch_size, (question.devices,)) for question in questions)
+        return PlannedInputs(self.cluster, set().union(*sizes))
 
     def grounds(self) -> list[str]:
         """What data sheets and fits say of themselves."""

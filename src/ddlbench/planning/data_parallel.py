@@ -74,6 +74,11 @@ class DataParallel(Strategy):
         """How ranks that update only a share of the weights send it; None if all update all."""
         return None
 
+    def updated_share(self, workload: Workload, plan: Plan) -> float:
+        """Of the weights, what the rank updates that updates most; by default what it sends."""
+        gathered = self.gathered(workload, plan)
+        return gathered.bytes / workload.parameter_bytes if gathered else 1.0
+
     def transport(self, device_kind: str) -> str:
         """Library of the all-reduce, as links.json names it; torch.distributed's by default."""
         return transport_of(device_kind)
@@ -85,9 +90,10 @@ class DataParallel(Strategy):
             ConfigError: nobody knows the messages before they are sent.
         """
         count, gathered = self.micro_batches(plan), self.gathered(workload, plan)
-        updated = gathered.bytes / workload.parameter_bytes if gathered else 1.0
         tasks = summed_gradients(
-            worker_tasks(count), self.gradient_messages(workload, plan), updated
+            worker_tasks(count),
+            self.gradient_messages(workload, plan),
+            self.updated_share(workload, plan),
         )
         return Step(
             (*tasks, gathered) if gathered else tuple(tasks),
@@ -169,8 +175,8 @@ def sharded_step(
     passes = [*there, *back]
     over = None
     if sharers < plan.world_size:
-        over = Group.of(plan, range(0, plan.world_size, sharers))
-    within = Group.of(plan, range(sharers))
+        over = Group.widest(plan, range(0, plan.world_size, sharers))
+    within = Group.widest(plan, range(sharers))
     tasks: list[Compute | Message] = [Compute("load"), Compute("rest")]
     gathered: tuple[int, ...] = ()
     if passes:

@@ -38,6 +38,7 @@ Sergeev and Del Balso, "Horovod" (2018), section 4, for the fusion buffer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -63,6 +64,26 @@ class Group:
     nodes: int
     devices_per_node: int
     sharing: int = 1
+
+    @classmethod
+    def widest(cls, plan: Plan, ranks: range) -> Group:
+        """The group over the most nodes, of those that all ranks make in the manner of ``ranks``.
+
+        A step waits for its slowest group. Groups that do not fill nodes differ::
+
+            node 0   [ 0 1 2 ] [ 3        3 x 4 devices, groups of 3: ranks 0 to 2 are on one
+            node 1     4 5 ] [ 6 7        node, ranks 3 to 5 on two
+        """
+        extent = len(ranks) * ranks.step
+        groups = [
+            range(begin + place, begin + place + extent, ranks.step)
+            for begin in range(0, plan.world_size, extent)
+            for place in range(ranks.step)
+        ]
+        widest = max((cls.of(plan, group) for group in groups), key=lambda group: group.nodes)
+        spread = [{plan.processes[rank].node for rank in group} for group in groups]
+        crossing = Counter(node for nodes in spread if len(nodes) > 1 for node in nodes)
+        return replace(widest, sharing=max(crossing.values(), default=1))
 
     @classmethod
     def of(cls, plan: Plan, ranks: Sequence[int]) -> Group:

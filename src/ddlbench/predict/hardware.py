@@ -199,9 +199,9 @@ class Software(WithConstants, Sourced):
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
     @property
-    def weight_bytes(self) -> float:
-        """Of a weight beside the optimizer's state, which holds the single-precision one."""
-        return 0.0 if self.precision in ("fp32", "tf32") else 2.0
+    def master_bytes(self) -> float:
+        """Of a weight's single-precision copy, which the optimizer updates; 0 where it is one."""
+        return 0.0 if self.precision in ("fp32", "tf32") else 4.0
 
 
 @dataclass(frozen=True)

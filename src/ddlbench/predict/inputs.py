@@ -9,8 +9,8 @@ before it is sent::
     T(S, P) = 2 ceil((n - n/P) / 2) R  +  2 (P-1)/P S / B  +  stalls
 
 So latency counts per segment, not per call: 16 MiB over two ranks wait for 8 round trips. B and
-stalls are TCP's. If links of the undisturbed network were measured, their all-reduce is a lower
-bound: a slow link does not make hosts faster.
+stalls are TCP's. If links of the undisturbed network were measured, their all-reduce and their hops
+are lower bounds: a slow link does not make hosts faster.
 
 TCP over a link with a delay, a rate and loss has the bandwidth::
 
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -298,15 +299,22 @@ class ConditionLinks(LinkTable):
         self._note = f"links of fabric {name} are computed from its delay, rate and loss"
 
     def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
-        """Half a round trip and TCP's bandwidth; within a node as measured if it has no path."""
+        """Half a round trip and TCP's bandwidth, but no faster than the undisturbed network.
+
+        Within a node as measured if it has no path.
+        """
         path = self._inside if source[0] == target[0] else self.path
         if path is None:
             hop, remark = super().hop(kind, source, target)  # type: ignore[arg-type]
             return hop, remark or self._note
         if path.bandwidth_bytes_per_s == math.inf and self._base is not None:
             return self._base.hop(kind, source, target)  # type: ignore[arg-type,return-value]
-        latency_s = path.round_trip_s / 2 + path.stall_s(1)
-        return Hop(latency_s, path.bandwidth_bytes_per_s), self._note
+        computed = Hop(path.round_trip_s / 2 + path.stall_s(1), path.bandwidth_bytes_per_s)
+        if self._base is not None:
+            with suppress(ConfigError):  # nobody has measured such a hop
+                hop, _ = self._base.hop(kind, source, target)  # type: ignore[arg-type]
+                computed = computed.no_faster_than(hop)
+        return computed, self._note
 
     def class_of(self, place: tuple[int, int]) -> Hashable:
         """That of the undisturbed network, whose hops some pairs have."""

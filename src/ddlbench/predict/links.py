@@ -174,6 +174,13 @@ class Hop:
     def time_s(self, message_bytes: float) -> float:
         return self.latency_s + message_bytes / self.bandwidth_bytes_per_s
 
+    def no_faster_than(self, other: Hop) -> Hop:
+        """The longer latency and the lower bandwidth of both."""
+        return Hop(
+            max(self.latency_s, other.latency_s),
+            min(self.bandwidth_bytes_per_s, other.bandwidth_bytes_per_s),
+        )
+
 
 @dataclass
 class LinkTable:

@@ -129,7 +129,7 @@ class Exchange:
 
     Args:
         workers: number of workers.
-        slowest_hop: between a worker and a server.
+        latency_s: the longest of a hop between a worker and a server.
         server_s: seconds in which the busiest server gets the gradients of all workers.
         worker_s: seconds in which the slowest worker sends its gradients to all servers.
         node_s: seconds in which the cards of the busiest node carry the gradients of all workers;
@@ -138,7 +138,7 @@ class Exchange:
     """
 
     workers: int
-    slowest_hop: Hop
+    latency_s: float
     server_s: float
     worker_s: float
     node_s: float
@@ -172,7 +172,7 @@ class Exchange:
             node_s=share
             * _most_crossing(places["server"], places["worker"])
             / links.node_bytes_per_s(inputs.cell.devices_per_node),
-            slowest_hop=max(hops, key=lambda hop: hop.time_s(share)),
+            latency_s=max(hop.latency_s for hop in hops),
             remarks=tuple(remarks),
         )
 
@@ -263,7 +263,7 @@ class StepCosts:
             return self._swap(message, group)
         if message.operation == "exchange":
             carried_s = self.one_way_s * message.bytes / self._inputs.workload.parameter_bytes
-            return MessageCost(carried_s, later_s=self.exchange.slowest_hop.latency_s)
+            return MessageCost(carried_s, later_s=self.exchange.latency_s)
         if group.nodes * group.devices_per_node < 2:
             return MessageCost(0.0)
         if self._terms.ring:

@@ -161,6 +161,22 @@ def test_an_experiment_says_what_is_trained(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_geometry_has_the_same_numbers_beside_others(tmp_path):
+    """Each has a batch of its own here, and the roofline is computed at the parts of each."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "experiment: mine\nsettings: {batch_per_device: 8}\nmatrix: {dataset: [cifar10], "
+        "network: [resnet18], strategy: [ddp], geometry: [1x1, 1x8]}\n"
+    )
+
+    def steps_s(geometries):
+        output = ask("--configfile", str(file), *NDR, "--geometry", geometries, "--json").output
+        answers = json.loads(output).get("geometries") or [json.loads(output)]
+        return {c["strategy"]: c["predicted_step_s"] for c in answers[-1]["candidates"]}
+
+    assert steps_s("1x1,8x8") == steps_s("8x8,1x1") == steps_s("8x8")
+
+
 def test_a_network_that_cannot_be_built_is_refused_at_once():
     words = ["--network", "torchvision:resnet5", "--dataset", "imagenet", "--batch-size", "8"]
     error = ask(*NDR, *words, "--geometry", "1x8").exception

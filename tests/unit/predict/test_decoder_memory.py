@@ -1,5 +1,7 @@
 """Memory of decoders against values that were counted by hand and measured by others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from decoder_factory import decoder, nanotron
@@ -106,6 +108,29 @@ def test_recomputation_keeps_the_inputs_of_layers():
     less = memory_bytes(decoder("1B", recomputation="full"), nanotron(), AGAIN, FIRST)[0]
     more = memory_bytes(decoder("1B"), nanotron(), AGAIN, FIRST)[0]
     assert more - less == pytest.approx(15 * layer_bytes(decoder("1B"))[0] - 16 * 2 * 4096 * 2048)
+
+
+def test_replicas_hold_whole_weights_in_single_precision_too():
+    """ZeRO's stages 1 and 2 divide both moments, but not the weight, which is its own master."""
+    software = replace(nanotron(), precision="fp32")
+    each = [
+        memory_bytes(decoder("3B", data=8, zero_stage=stage), software, AGAIN, FIRST)[0]
+        for stage in range(3)
+    ]
+    parameters = decoder("3B").parameters[0]
+    assert each[0] - each[1] == pytest.approx(8 * parameters * 7 / 8)
+    assert each[1] - each[2] == pytest.approx(4 * parameters * 7 / 8)
+
+
+def test_a_stage_without_layers_recomputes_none():
+    last = np.array([7])
+    given = [
+        memory_bytes(decoder("1B", pipeline=8, recomputation=how), nanotron(), AGAIN, last)[0]
+        for how in ("none", "full")
+    ]
+    table = decoder("1B", pipeline=8)
+    assert table.stages(nanotron().stage_cut).layers[0, -1] == 0
+    assert given[0] == given[1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.predict.prediction import NotPredictable, predictor_of
-from ddlbench.strategies.ddp.descriptor import turns_of_broadcasts
+from ddlbench.strategies.ddp.descriptor import bytes_in_turns, turns_of_broadcasts
 
 # All-reduces take 2 ms + 1 s a GB, broadcasts 1 ms + 1 s a GB.
 SWEEPS = (
@@ -39,8 +39,8 @@ def test_updated_weights_are_gathered_after_the_update(predictor):
     saved_s = (1 - 0.4) * 0.05 * sequential_s(8)
     slowdown = 1.0 if predictor == "ddp-buckets" else SLOWDOWN
     assert plain.compute_s - sharded.compute_s == pytest.approx(slowdown * saved_s)
-    # Four broadcasts that share a node, or three hops of a ring.
-    gathered_s = 3 * (1e-4 + 0.04) if predictor == "ddp-buckets" else 4 * (1e-3 + 0.04)
+    # Four broadcasts that share a node, of 100 MB together; or three hops of a ring.
+    gathered_s = 3 * (1e-4 + 0.025) if predictor == "ddp-buckets" else 4 * (1e-3 + 0.025)
     for part in ("communication_s", "exposed_communication_s"):
         assert getattr(sharded, part) - getattr(plain, part) == pytest.approx(gathered_s)
 
@@ -93,6 +93,11 @@ def test_factors_are_all_reduced_one_after_the_other(predictor):
 )
 def test_broadcasts_that_begin_on_one_node_take_turns(roots, at_once, turns):
     assert turns_of_broadcasts(roots, at_once) == turns
+
+
+def test_broadcasts_of_unequal_shares_send_all_weights_once():
+    assert bytes_in_turns([40, 30, 20, 10], [0, 0, 1, 1], 1) == 100
+    assert bytes_in_turns([40, 30, 20, 10], [0, 1, 0, 1], 2) == 40 + 20  # two nodes at once
 
 
 def test_a_gather_that_was_not_swept_is_named():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import predict_factory as make
 import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.predict.inputs import ConditionLinks, TcpPath, gloo_all_reduce_s
+from ddlbench.predict.links import Hop
 
 MIB = 2**20
 
@@ -95,6 +97,18 @@ def test_links_of_a_condition_need_no_measurement() -> None:
     assert "slow" in str(remark)
     swept = links.all_reduce(2, 1, "gloo")
     assert swept.time_s(1000) == pytest.approx(0.02 + 1000 / hop.bandwidth_bytes_per_s)
+
+
+def test_no_hop_is_faster_than_that_of_the_undisturbed_network() -> None:
+    base = make.table(make.pair([0, 1], method="gloo", bandwidth=1e9, latency_s=5e-5))
+
+    def hop(delay_s: float, bits_per_s: float | None) -> Hop:
+        links = ConditionLinks(LinkCondition(delay_s, bits_per_s, 0.0), base, "some")
+        return links.hop("transport", (0, 0), (1, 0))[0]
+
+    assert hop(0.0, None) == hop(1e-6, None) == hop(1e-6, 40e9) == Hop(5e-5, 1e9)
+    assert hop(0.005, 8e6).latency_s == pytest.approx(0.005)
+    assert hop(0.005, 8e6).bandwidth_bytes_per_s < 1e6
 
 
 def test_more_loss_is_never_faster() -> None:

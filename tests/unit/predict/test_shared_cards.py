@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import predict_factory as make
 import pytest
 
 from ddlbench.experiment.links import Links, NodeRate
+from ddlbench.planning.step import Group
+from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.links import LinkTable
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedLinks
 from ddlbench.predict.prediction import Prediction, ask, predictor_of
@@ -71,6 +74,36 @@ def test_sums_of_groups_take_turns_on_the_cards_that_they_share() -> None:
     assert hsdp() == hsdp(rate(1e9, 1e9))
 
 
+@pytest.mark.parametrize(
+    ("geometry", "ranks", "widest"),
+    [
+        ("2x4", range(4), Group(1, 4)),
+        ("2x4", range(0, 8, 4), Group(2, 1, sharing=4)),
+        ("4x4", range(8), Group(2, 4)),
+        # Ranks 3 to 5 are on two nodes, the second of which sends for 6 to 8, too.
+        ("3x4", range(3), Group(3, 1, sharing=2)),
+        ("2x6", range(4), Group(2, 2)),
+        ("2x3", range(0, 6, 2), Group(3, 1, sharing=2)),
+    ],
+)
+def test_a_step_waits_for_the_group_over_the_most_nodes(
+    geometry: str, ranks: range, widest: Group
+) -> None:
+    assert Group.widest(make.plan("ddp", geometry, 48), ranks) == widest
+
+
+def test_groups_that_do_not_fill_nodes_gather_over_the_network() -> None:
+    cluster = PlannedCluster.named("h100-sxm", "gigabit", [(3, 4)])
+    links = PlannedLinks(cluster.system)
+
+    def waits_s(group: int) -> float:
+        plan = make.plan("hsdp", "3x4", 48, options={"group": group})
+        prediction = ask(predictor_of("ddlbench"), make.workload(), links, plan)
+        return prediction.exposed_communication_s
+
+    assert waits_s(4) < waits_s(12) < waits_s(3)
+
+
 def test_servers_send_no_faster_than_their_node() -> None:
     def server(*rates: dict[str, Any]) -> Prediction:
         plan = make.plan("parameter-server", "2x4", 56, options={"servers": 1})
@@ -82,6 +115,21 @@ def test_servers_send_no_faster_than_their_node() -> None:
     assert shared.exposed_communication_s == pytest.approx(2 * (1e-4 + 4 * 0.1 / 0.4))
     assert "do not share" not in " ".join(alone.limits)
     assert "do not share" in " ".join(server().limits)
+
+
+def test_servers_are_no_nearer_if_links_within_nodes_are_slower() -> None:
+    """The latency is that of the network, whichever links take longest."""
+    sheet = DeviceSheet.load("a30")
+    fabric = Fabric.load("infiniband-100")
+
+    def step_s(inside: float) -> float:
+        device = replace(sheet, link=replace(sheet.link, bytes_per_s=inside))
+        links = PlannedLinks(System(device, fabric, 4, 3))
+        plan = make.plan("parameter-server", "4x3", 80, options={"servers": 2})
+        return ask(predictor_of("ddlbench"), make.workload(device_kind="cuda"), links, plan).step_s
+
+    steps_s = [step_s(inside) for inside in (100e9, 50e9, 20e9, 10e9, 5e9, 2e9, 1e9)]
+    assert steps_s == sorted(steps_s)
 
 
 def test_messages_of_two_pipelines_wait_for_each_other_on_one_card() -> None:

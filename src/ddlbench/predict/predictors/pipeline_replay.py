@@ -250,7 +250,7 @@ def replayed(
     return Prediction(
         inputs.predictor,
         compute_s=compute_s,
-        communication_s=sent_s,
+        communication_s=max(sent_s, exposed_s),  # notices delay, too, and are no messages
         exposed_communication_s=exposed_s,
         bubble_s=step_s - exposed_s - compute_s,
         limits=(*_LIMITS, _SPLIT_LIMIT) if run.splits and not workload.halves_timed else _LIMITS,

@@ -32,7 +32,7 @@ Parameter server: N workers push gradients of S bytes to K servers and pull weig
 
     t_c = t(B/N) - t_opt + t_u,  t_u = t_opt / K        servers share the optimiser's step
 
-L is the latency of the slowest hop between a worker and a server, through the training transport;
+L is the longest latency of a hop between a worker and a server, through the training transport;
 BW its bandwidth. Where hops differ, each worker counts with its own: S / BW is then the sum over a
 worker's servers, and N S / (K BW) that over a server's workers. T is the time of one mini-batch; in
 async mode it is the time of one update by each worker. Li et al. (OSDI 2014) describe the system
@@ -303,7 +303,7 @@ class ParameterServerMessages(BuiltInPredictor):
             if isinstance(task, Compute):
                 seconds[task.lane] += costs.compute_s(task)
         update_s, compute_s = seconds["server"], seconds[COMPUTE]
-        sent_s = 2 * (exchange.slowest_hop.latency_s + one_way_s)
+        sent_s = 2 * (exchange.latency_s + one_way_s)
         waited_s = Replay(step, costs).exposed_s if self.hides else sent_s + update_s
         if not inputs.strategy.is_synchronous(inputs.cell):
             bound_s = max(exchange.all_s, exchange.workers * update_s)

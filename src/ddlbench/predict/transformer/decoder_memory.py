@@ -15,10 +15,11 @@ heads over heads, z = devices that share the optimizer's state, q = min(p - i, m
     update   = state + T P / z                        temporaries of the optimizer
     memory   = context_bytes + max(passes, update)
 
-Weights are in half precision; gradients in G bytes, buffers of messages in B, temporaries in T, as
-the software sets them. Flash attention keeps no scores; without it they are 5 a s^2 b / t. ZeRO 2
-divides gradients, ZeRO 3 weights, too, and holds two layers' weights gathered. Full recomputation
-keeps 2 u / t a layer, and one layer's activations.
+Weights are in half precision. In single precision they are 4 P, and are their own masters: 8 P / z.
+Gradients have G bytes, buffers of messages B, temporaries T, as the software sets them. Flash
+attention keeps no scores; without it they are 5 a s^2 b / t. ZeRO 2 divides gradients, ZeRO 3
+weights, too, and holds two layers' weights gathered. Full recomputation keeps 2 u / t a layer, and
+one layer's activations where a stage has layers.
 
 Sources: Korthikanti et al. (2022), section 4; ZeRO (Rajbhandari et al., SC 2020), section 3; Dao et
 al., FlashAttention (2022), section 3.1.
@@ -35,9 +36,8 @@ from ddlbench.predict.hardware import RESERVED_BYTES, Software
 from ddlbench.predict.transformer.decoders import Decoders
 
 CONSTANTS = ("logit_bytes", "gather_bytes", "fragmentation", "context_bytes")
-OPTIMIZER_BYTES = 12.0
-"""Of a parameter: Adam's two moments, and the master weight or, in single precision, the weight
-itself, which is then counted here."""
+MOMENT_BYTES = 8.0
+"""Of a parameter: Adam's two moments, in single precision."""
 _HALF = 2.0
 SCORE_BYTES = 5.0
 """Of a score without flash attention: softmax (2), dropout (2) and its mask (1)."""
@@ -117,9 +117,9 @@ def _shards(table: Decoders, stage: int) -> Array:
 
 def _state_bytes(table: Decoders, software: Software, parameters: Array) -> Array:
     each = (
-        software.weight_bytes / _shards(table, 3)
+        software.item_bytes / _shards(table, 3)
         + software.gradient_bytes / _shards(table, 2)
-        + OPTIMIZER_BYTES / _shards(table, 1)
+        + (MOMENT_BYTES + software.master_bytes) / _shards(table, 1)
         + software.message_buffer_bytes * ((table.replicas > 1) & (table["zero_stage"] < 3))
     )
     gathered = 2 * software.item_bytes * table.held_parameters
@@ -134,7 +134,8 @@ def _passes_bytes(table: Decoders, software: Software, kept: Array, stage: Array
     layer = layer_bytes(table, flash=software.flash_attention) + 4 * items * kept * (tensor > 1)
     full = table["recomputation"] == "full"
     layers = stages.layers[np.arange(len(table)), stage]
-    activations = flight * layers * np.where(full, 2 * items / tensor, layer) + full * layer
+    again = layer * (full & (layers > 0))  # the last stage may hold the output layer alone
+    activations = flight * layers * np.where(full, 2 * items / tensor, layer) + again
     logits = software.constant("logit_bytes") * table.tokens * table["vocabulary"] / tensor
     transient = software.constant("gather_bytes") * items * (tensor > 1)
     longer = software.constant("fragmentation") * software.item_bytes / _HALF

@@ -202,13 +202,24 @@ class DistributedDataParallel(DataParallel):
         return [[workload.tensors[index] for index in bucket] for bucket in filled]
 
     def gathered(self, workload: Workload, plan: Plan) -> Message | None:
-        """With a sharded optimiser each rank broadcasts its weights; the largest share counts."""
-        if DdpOptions.of(plan).shard == "none" or plan.world_size == 1:
+        """With a sharded optimiser each rank broadcasts its weights, all of them together once."""
+        dealt = self._dealt(workload, plan)
+        if len(dealt) == 1:
             return None
-        dealt = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         at_once = _GLOO_THREADS if self.transport(workload.device_kind) == "gloo" else 1
-        turns = turns_of_broadcasts([process.node for process in plan.processes], at_once)
-        return Message("broadcast", max(dealt), count=turns)
+        roots = [process.node for process in plan.processes]
+        turns = turns_of_broadcasts(roots, at_once)
+        return Message("broadcast", bytes_in_turns(dealt, roots, at_once) / turns, count=turns)
+
+    def updated_share(self, workload: Workload, plan: Plan) -> float:
+        """Of the weights, the largest share of a rank."""
+        whole = workload.parameter_bytes
+        return max(self._dealt(workload, plan)) / whole if whole else 1.0
+
+    def _dealt(self, workload: Workload, plan: Plan) -> list[int]:
+        """Bytes of the weights that each rank updates; one number if all update all."""
+        ranks = 1 if DdpOptions.of(plan).shard == "none" else plan.world_size
+        return shares([tensor.bytes for tensor in workload.tensors], ranks)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Buckets that copy all gradients, unless these lie in them; and what hooks hold.
@@ -302,8 +313,18 @@ def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
         roots: the node of each rank.
         at_once: broadcasts that are sent at the same time.
     """
-    groups = [roots[first : first + at_once] for first in range(0, len(roots), at_once)]
-    return sum(max(Counter(group).values()) for group in groups)
+    return bytes_in_turns([1] * len(roots), roots, at_once)
+
+
+def bytes_in_turns(sizes: Sequence[int], roots: Sequence[int], at_once: int) -> int:
+    """Bytes of broadcasts that follow each other, where each rank sends one of its size."""
+    whole = 0
+    for first in range(0, len(roots), at_once):
+        of_node: Counter[int] = Counter()
+        for size, root in zip(sizes[first:][:at_once], roots[first:][:at_once], strict=True):
+            of_node[root] += size
+        whole += max(of_node.values())
+    return whole
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:

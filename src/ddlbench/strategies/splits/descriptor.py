@@ -13,7 +13,7 @@ known to have enough rows or filters; if not, the cell ends ``unsupported`` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -106,7 +106,7 @@ class SplitStrategy(Grouped):
             Message(
                 message.operation,
                 message.bytes,
-                group=Group.of(plan, message.ranks),
+                group=_group(plan, message.ranks),
                 ranks=tuple(message.ranks) if message.operation == SWAP else (),
                 count=message.count,
             )
@@ -213,6 +213,14 @@ class DataSpatial(Spatial):
     colour: ClassVar[str] = "#F08CC8"
     marker: ClassVar[str] = "$\\spadesuit$"
     options: ClassVar[type[Options]] = DataSpatialOptions
+
+
+def _group(plan: Plan, ranks: Sequence[int]) -> Group:
+    """The shape of the groups that send what the device sent to ``ranks`` when it was alone."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    alike = range(ranks[0], ranks[-1] + 1, step)
+    tiles = tuple(alike) == tuple(ranks) and plan.world_size % (len(ranks) * step) == 0
+    return Group.widest(plan, alike) if tiles else Group.of(plan, ranks)
 
 
 def grid_of(split: str, devices: int) -> dict[int, int]:

@@ -343,8 +343,8 @@ class TensorParallel(Grouped):
     def step(self, workload: Workload, plan: Plan) -> Step:
         """Both passes with an all-reduce a pair, sums of gradients over groups, the update."""
         share, details = _share(workload, plan), GroupDetails.of(plan)
-        within = Group.of(plan, range(details.group))
-        over = Group.of(plan, range(0, plan.world_size, details.group))
+        within = Group.widest(plan, range(details.group))
+        over = Group.widest(plan, range(0, plan.world_size, details.group))
         tasks: list[Compute | Message] = [Compute("load")]
         for phase, sizes in (("forward", share.forward_bytes), ("backward", share.backward_bytes)):
             pieces = len(sizes) + 1
