@@ -23,6 +23,7 @@ devices pay if that is at least half of a device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,7 +145,11 @@ def largest_batch(
         ConfigError: a cell ended otherwise than well or out of memory, or there is no model.
     """
     unit = smallest_batch(memory.cell, memory.site.accelerator)
-    most = DATASETS[memory.cell.dataset].num_train
+    # An epoch of larger batches has fewer steps than the strategy needs to communicate once.
+    rounds = math.ceil(
+        strategy_of(memory.cell.strategy).round_steps(memory.cell) / memory.cell.epochs
+    )
+    most = DATASETS[memory.cell.dataset].num_train // rounds
     predicted = predicted_largest(memory, unit, most)
     limit = "the dataset" if predicted + unit > most else "memory"
     largest = LargestBatch(unit, predicted, predicted, None, limit)

@@ -6,6 +6,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.registry import DATASETS
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.predict.largest_batch import (
@@ -111,3 +112,10 @@ def test_nothing_fits_and_other_failures() -> None:
     measure, _ = ending(Status.TIMEOUT)
     with pytest.raises(ConfigError, match="says nothing of its memory"):
         largest_batch(memory(), measure, nothing)
+
+
+def test_an_epoch_of_the_largest_batch_has_a_round() -> None:
+    for steps in (4, 8):
+        huge = memory("local-sgd", capacity_bytes=1e15, average_every_steps=steps)
+        images = DATASETS[huge.cell.dataset].num_train * huge.cell.epochs
+        assert largest_batch(huge, None, nothing).predicted == images // steps // 4 * 4
