@@ -400,18 +400,19 @@ def _watching_batch_norm(step: _Step) -> Iterator[None]:
     """Note calls of batch norm that use the statistics of the samples (``F.batch_norm``)."""
     original = torch.batch_norm
 
-    def batch_norm(*arguments: Any) -> Tensor:
-        step.normalises |= bool(arguments[_TRAINING])
-        return original(*arguments)
+    def batch_norm(*arguments: Any, **named: Any) -> Tensor:
+        training = named["training"] if "training" in named else arguments[_TRAINING]
+        step.normalises |= bool(training)
+        return original(*arguments, **named)
 
-    torch.batch_norm = batch_norm
+    torch.batch_norm = batch_norm  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.batch_norm = original
 
 
-_TRAINING = 5  # the place of this argument of torch.batch_norm, which takes none by its name
+_TRAINING = 5  # the place of this argument of torch.batch_norm
 
 
 def _computing(computes: bool) -> AbstractContextManager[object]:
