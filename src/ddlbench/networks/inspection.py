@@ -405,7 +405,7 @@ def _watching_batch_norm(step: _Step) -> Iterator[None]:
         step.normalises |= bool(training)
         return original(*arguments, **named)
 
-    torch.batch_norm = batch_norm  # type: ignore[assignment]
+    torch.batch_norm = batch_norm
     try:
         yield
     finally:
