@@ -265,6 +265,23 @@ def batch_norm(spec):  # pytorch#65907, torchgpipe#14
     return _small(spec, nn.BatchNorm1d(WIDTH))
 
 
+class FunctionalNorm(nn.Module):
+    """Batch norm without a layer of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(WIDTH))
+        self.register_buffer("running_var", torch.ones(WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        statistics = self.running_mean, self.running_var
+        return nn.functional.batch_norm(inputs, *statistics, training=self.training)
+
+
+def functional_batch_norm(spec):
+    return _small(spec, FunctionalNorm())
+
+
 def dropout(spec):
     return _small(spec, nn.Dropout(0.5))
 

@@ -37,6 +37,7 @@ EQUAL = {
     "scalar": ("ddp", "pipedream"),
     "complex_weights": ("ddp", "pipedream"),
     "batch_norm": ("ddp", "gpipe", "pipe-1f1b"),
+    "functional_batch_norm": ("pipe-1f1b",),
     "noisy": ("sequential", "model-parallel-p2p"),
 }
 REFUSED = {
@@ -84,9 +85,10 @@ def test_it_is_refused_in_a_sentence(examination, network, strategy):
     assert verdict.kind == "unsupported" or "not with balance" in verdict.reason
 
 
-def test_one_sample_of_a_batch_norm_is_refused():
+@pytest.mark.parametrize("network", ["batch_norm", "functional_batch_norm"])
+def test_one_sample_of_a_batch_norm_is_refused(network):
     alone = Examination(batch_size=2)
-    verdict = alone.verdict_of(cell_of("batch_norm", "ddp"))
+    verdict = alone.verdict_of(cell_of(network, "ddp"))
     assert verdict.kind == "unsupported"
     assert "raise batch_size to 4 or more" in verdict.reason
 

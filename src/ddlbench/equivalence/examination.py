@@ -33,7 +33,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import why_missing
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.trainable import why_not_trained
+from ddlbench.planning.trainable import why_not_cut, why_not_trained
 from ddlbench.runtime.job import why_not_started
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
@@ -281,7 +281,9 @@ class Examination:
         if isinstance(cells, Reason):
             nodes, devices = self.geometry
             cell = cell.with_(nodes=nodes, devices_per_node=devices)
-            return Verdict(cell, Kind.UNSUPPORTED, None, str(cells))
+            # Of a network that is one block, the cause says more than that one block is too few.
+            uncut = why_not_cut(look.traits, cell) if cells.code == "too_few_blocks" else None
+            return Verdict(cell, Kind.UNSUPPORTED, None, str(uncut or cells))
         return joined([self._of_tiny(tiny, look) for tiny in cells])
 
     def _of_tiny(self, cell: Cell, look: Look) -> Verdict:

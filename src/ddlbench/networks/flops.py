@@ -33,16 +33,20 @@ class FlopCounter(TorchDispatchMode):
 
     torch's own counter has hooks that forbid some ways to differentiate, and imports torch's
     compiler.
+
+    Once ``goes_back`` is set, a backward pass runs. Of it only what needs no gradient counts: the
+    rest is a forward pass that ``torch.utils.checkpoint`` computes again.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
+        self.goes_back = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         count = _FORMULAS.get(func.overloadpacket)
-        if count is not None:
+        if count is not None and not (self.goes_back and torch.is_grad_enabled()):
             self.total += count(*args, **(kwargs or {}), out_val=outputs)
         return outputs
 
@@ -59,6 +63,7 @@ def step_flops(network: nn.Module, spec: DatasetSpec) -> int:
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), FlopCounter() as counter:
         outputs = network(inputs)
         if outputs.requires_grad:  # else nothing is trained
+            counter.goes_back = True
             outputs.float().sum().backward()
     return round(counter.total / _SAMPLES)
 

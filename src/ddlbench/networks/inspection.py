@@ -134,6 +134,7 @@ class _Step:
         written_by_samples: those that other samples changed otherwise.
         made: weights that the forward pass made.
         normalised_by: the softmax or sigmoid that outputs pass last; empty without one.
+        normalises: whether a function of batch norm ran, with or without a layer.
     """
 
     writes_input: list[str] = field(default_factory=list)
@@ -148,6 +149,7 @@ class _Step:
     written_by_samples: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     normalised_by: str = ""
+    normalises: bool = False
 
 
 def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
@@ -174,6 +176,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
     weights = dict(network.named_parameters())
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
     gradients = step.gradients
+    batch_norm = step.normalises or normalises(network)
     return NetworkTraits(
         blocks=tuple(network._modules),
         uncut=why_uncut(network),
@@ -199,8 +202,8 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         synchronised=tuple(
             name for name, layer in network.named_modules() if isinstance(layer, nn.SyncBatchNorm)
         ),
-        batch_norm=normalises(network),
-        needs_two_samples=_needs_two(network, spec),
+        batch_norm=batch_norm,
+        needs_two_samples=batch_norm and _needs_two(network, spec),
         random=step.random or _draws_numbers(network),
         normalised_by=step.normalised_by,
     )
@@ -346,7 +349,7 @@ def _forward(double: nn.Sequential, inputs: Tensor, step: _Step) -> Tensor:
         assert block is not None
         given = passing.clone()  # as a block that overwrites it gets from now on
         version = given._version
-        with _watching_gradients(step):
+        with _watching_gradients(step), _watching_batch_norm(step):
             passing = block(given)
         if given._version != version:
             step.writes_input.append(name)
@@ -392,14 +395,32 @@ def _watching_gradients(step: _Step) -> Iterator[None]:
         torch.autograd.grad = original
 
 
+@contextmanager
+def _watching_batch_norm(step: _Step) -> Iterator[None]:
+    """Note calls of batch norm that use the statistics of the samples (``F.batch_norm``)."""
+    original = torch.batch_norm
+
+    def batch_norm(*arguments: Any, **named: Any) -> Tensor:
+        training = named["training"] if "training" in named else arguments[_TRAINING]
+        step.normalises |= bool(training)
+        return original(*arguments, **named)
+
+    torch.batch_norm = batch_norm
+    try:
+        yield
+    finally:
+        torch.batch_norm = original
+
+
+_TRAINING = 5  # the place of this argument of torch.batch_norm
+
+
 def _computing(computes: bool) -> AbstractContextManager[object]:
     return nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:
     """Whether a pass of one sample fails because there is nothing to normalise over."""
-    if not normalises(network):
-        return False
     try:
         with seeded(0), _computing(False), torch.enable_grad():
             copy_without_data(network).train()(made_up_inputs(spec, 1, "cpu"))

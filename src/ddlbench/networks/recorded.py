@@ -22,8 +22,10 @@ blocks are then compared with the module on other numbers, another batch size, a
 from __future__ import annotations
 
 import itertools
+import keyword
 import math
 import operator
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -452,6 +454,7 @@ class _Builder:
         for number in _needed(self._entries, self._first, last):
             self._nodes[number] = self._node(self._entries[number])
         self._graph.output(self._nodes[last])
+        self._graph.on_generate_code(lambda _: _without_keywords)
         block = fx.GraphModule(self._module, self._graph, class_name="Block")
         for name in {str(node.target) for node in self._graph.find_nodes(op="get_attr")}:
             self._copy_buffer(block, name)
@@ -531,6 +534,22 @@ class _Builder:
             size = self._graph.call_function(operator.sub, (size, first.more))
             self._samples = self._graph.call_function(operator.floordiv, (size, first.each))
         return self._samples
+
+
+_LAYER = re.compile(r"(?<![\w.])self(?:\.\w+)+")
+
+
+def _without_keywords(lines: list[str]) -> list[str]:
+    """Code of a block that Python can read where a layer has the name of a keyword."""
+    return [_LAYER.sub(_by_getattr, line) for line in lines]
+
+
+def _by_getattr(layer: re.Match[str]) -> str:
+    """``getattr(self.layers, "in").conv`` of ``self.layers.in.conv``."""
+    first, *names = layer[0].split(".")
+    for name in names:
+        first = f'getattr({first}, "{name}")' if keyword.iskeyword(name) else f"{first}.{name}"
+    return first
 
 
 def _of_mode(training: bool, value: Any, in_evaluation: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits, named
-from ddlbench.planning.pipeline_stages import StageOptions
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import strategy_of
 
@@ -63,7 +62,7 @@ def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
 
 def has_stages(cell: Cell) -> bool:
     """Whether the cell's strategy deals blocks to stages."""
-    return cell.devices > 1 and issubclass(strategy_of(cell.strategy).options, StageOptions)
+    return cell.devices > 1 and "balance" in strategy_of(cell.strategy).options.defaults()
 
 
 def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:

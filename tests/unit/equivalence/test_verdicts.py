@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.equivalence.examination import Scope, Verdict, compare, joined
-from ddlbench.equivalence.look import Expected, Noise
-from ddlbench.equivalence.one_device import RankTraining, Trained
+from ddlbench.equivalence.examination import Examination, Scope, Verdict, compare, joined, plain
+from ddlbench.equivalence.look import Expected, Look, Noise
+from ddlbench.equivalence.one_device import RankTraining, Trained, base_of
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError
 from ddlbench.equivalence.rounding import (
     TrialError,
@@ -21,6 +21,7 @@ from ddlbench.equivalence.rounding import (
     trains_in_float64,
 )
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.strategies.executor import Unsupported
 
 CELL = Cell("mnist", "mlp", "ddp", 8, devices_per_node=2)
@@ -192,3 +193,12 @@ def test_an_error_says_its_innermost_cause():
     assert TrialError.of(ConfigError("no such name")).outcome == "wrong input"
     long = TrialError.of(ValueError("First. Second.\nThird"))
     assert long.reason == "ValueError: First"
+
+
+@pytest.mark.parametrize("strategy", ["gpipe", "pipe-1f1b"])
+def test_a_network_that_is_one_block_is_refused_for_its_cause(strategy):
+    cell = plain(Cell("mnist", "mine:net", strategy, 1))
+    look = Look(1, NetworkTraits(uncut="it counts its calls"), "float64", None)
+    verdict = Examination(_looks={base_of(cell): look}).verdict_of(cell)
+    assert (verdict.kind, verdict.cell.devices) == ("unsupported", 2)
+    assert "cannot be cut into stages: it counts its calls" in verdict.reason

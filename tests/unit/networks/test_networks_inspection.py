@@ -46,6 +46,7 @@ TRAITS = {
     "scalar": {"scalars": ("4.scale",)},
     "complex_weights": {"complex": ("4.weight",)},
     "batch_norm": {"batch_norm": True, "needs_two_samples": True},
+    "functional_batch_norm": {"batch_norm": True, "needs_two_samples": True},
     "dropout": {"random": True},
     "noisy": {"random": True},
     "tied": {},

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.factory import skeleton, training_flops
@@ -56,6 +57,24 @@ def test_grouped_and_transposed_convolutions_count_what_they_multiply() -> None:
     layers = OrderedDict(first=nn.Conv2d(1, 8, 1), depthwise=depthwise, up=up)
     expected = 2 * 28 * 28 * (2 * 8 + 3 * 8 * 9 + 3 * 8 * 4 * 4)
     assert step_flops(nn.Sequential(layers), DATASETS["mnist"]) == expected
+
+
+class _Recomputed(nn.Module):
+    """Two layers whose activations are computed again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.layers, self.reentrant = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), reentrant
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = checkpoint(self.layers, inputs, use_reentrant=self.reentrant)
+        return outputs
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_network_recomputes_does_not_count(reentrant: bool) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), _Recomputed(reentrant))
+    assert step_flops(network, DATASETS["mnist"]) == 2 * (2 * 784 * 8 + 3 * 2 * 8 * 8)
 
 
 def test_frozen_weights_need_no_gradient() -> None:

@@ -60,6 +60,15 @@ class InPlaceAtTheStart(Base):
         return self.norm(x)
 
 
+class NamedByKeywords(Base):
+    def prepare(self):
+        self.parts = nn.ModuleDict({"in": nn.Conv2d(8, 8, 1), "inner": nn.Conv2d(8, 8, 1)})
+        self.parts["class"] = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU())
+
+    def middle(self, x):
+        return self.norm(self.parts["class"](x + self.parts["inner"](self.parts["in"](x))))
+
+
 class SetsItems(Base):
     def middle(self, x):
         mask = x.new_zeros(8)
@@ -207,6 +216,7 @@ class FullPrecision(Base):
         (Shortcut, ["a", "norm", "c", "fc"]),
         (InPlace, ["a", "b", "norm", "c", "fc"]),
         (InPlaceAtTheStart, ["a", "b", "norm", "c", "fc"]),
+        (NamedByKeywords, ["a", "parts_inner", "parts_class", "norm", "c", "fc"]),
         (SetsItems, ["a", "b", "norm", "c", "fc"]),
         (WritesThroughAView, ["a", "b", "norm", "c", "fc"]),
         (ReadsItsMask, ["a", "b", "c", "fc"]),

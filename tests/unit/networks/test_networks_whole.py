@@ -20,7 +20,6 @@ from ddlbench.networks.factory import build, checked, skeleton, try_network
 from ddlbench.networks.foreign import tensor_of, whole, why_uncut
 from ddlbench.planning.labels import network_label
 from ddlbench.planning.network_tables import NetworkTraits
-from ddlbench.planning.pipeline_stages import StageOptions
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import why_not_cut
 
@@ -270,7 +269,7 @@ def test_only_strategies_with_stages_need_cuts(strategy: str) -> None:
     uncut = NetworkTraits(blocks=("ResNet",), uncut=why_uncut(whole(nn.ReLU(), "it is one block")))
     cell = Cell("cifar10", "torchvision:resnet18", strategy, 32, devices_per_node=2)
     why = why_not_cut(uncut, cell)
-    if issubclass(strategy_of(strategy).options, StageOptions):
+    if "balance" in strategy_of(strategy).options.defaults():
         assert why is not None
         assert why.code == "cannot_be_cut"
         assert "it is one block" in why

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.split_layer_cases import fake_grid, fake_group, traced
+from torch import nn
+from torch.nn import functional
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load
@@ -147,6 +149,47 @@ def test_by_channel_the_first_layer_stays_whole():
     assert "conv1" not in dealt.split_layers
     assert "conv1" in dealt.whole_layers
     assert dealt.split_layers[:2] == ["layer1_0.conv1", "layer1_0.conv2"]
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("by", ["filter", "channel"])
+def test_a_part_of_a_layer_is_not_read_as_the_whole(name, by):
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    split_weights(network, traced(network, (2, 4)), fake_group(2), by)
+    with pytest.raises(Unsupported, match=f"a block reads the {name} of a layer that is split"):
+        getattr(network[1], name)
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    split_weights(network, traced(network, (2, 4)), fake_group(2), by)
+    assert network[1].bias is None
+
+
+class _ElementWise(nn.Module):
+    """A function between layers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.inner = function, nn.Identity()
+
+    def forward(self, inputs):
+        return self.function(self.inner(inputs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        functional.hardswish,
+        functional.logsigmoid,
+        functional.mish,
+        functional.gelu,
+        lambda x: functional.hardswish(x + 1, inplace=True),
+        lambda x: functional.threshold(x, 0.1, 20),
+        lambda x: x.masked_fill(x > 1, 1.0),
+        lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    ],
+)
+def test_functions_that_treat_every_position_alike_mix_no_rows(function):
+    (block,) = traced(nn.Sequential(_ElementWise(function)), (2, 3, 4, 4))
+    assert not block.mixing
 
 
 def test_tracing_leaves_the_network_as_it_is():

@@ -6,13 +6,19 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+import torch
 from small_networks import transformer
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.block_forms import TensorForm
+from ddlbench.networks.foreign import Whole
+from ddlbench.networks.recorded import cut_by_recording
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.tensor_parallel.descriptor import Pair, pairs_of
 from ddlbench.strategies.tensor_parallel.executor import find_pairs, linear_pairs
+from ddlbench.strategies.tensor_parallel.layer_uses import used_alone
 from ddlbench.strategies.training import with_precision
 
 
@@ -77,6 +83,76 @@ def test_only_modules_whose_calls_are_known_are_split() -> None:
     known = linear_pairs(nn.Sequential(nn.Conv2d(1, 1, 2), nn.Sequential(halves)))
     assert (known.pairs, known.heads, known.hidden) == (1, 0, 6)
     assert (known.convolutions, known.weights) == (5, 5 + 54 + 56)
+
+
+class _Perceptron(nn.Module):
+    """A pair, and in what way the forward pass uses it."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use, self.pair = use, nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        if use == "tied":
+            self.pair[2].weight = self.pair[0].weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first, middle, last = self.pair
+        if self.use == "alone":
+            hidden = middle(first(inputs))
+            return last(hidden / hidden.norm())
+        if self.use == "partly":
+            return self.pair(inputs) + self.pair[:2](inputs).sum(-1, keepdim=True)
+        if self.use == "read":
+            return self.pair(inputs) * last.weight.norm()
+        return self.pair(inputs.to(first.weight.dtype))
+
+
+class _OwnCalls(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self[1](self[0](inputs))
+        return self[2](hidden / hidden.norm())
+
+
+@pytest.mark.parametrize(
+    ("use", "layers"),
+    [
+        ("called", set()),
+        ("alone", {"1.pair.0", "1.pair.2"}),
+        ("partly", {"1.pair.0"}),
+        ("read", {"1.pair.2"}),
+        ("tied", {"1.pair.0", "1.pair.2"}),
+    ],
+)
+def test_layers_that_are_used_otherwise_are_no_pair(use: str, layers: set[str]) -> None:
+    network = nn.Sequential(nn.Linear(8, 8), _Perceptron(use), nn.Linear(8, 8))
+    alone = used_alone(network, TensorForm((2, 8), torch.float32))
+    assert alone == layers
+    assert len(find_pairs(network, alone)) == (not layers)
+
+
+def test_a_sequence_with_a_forward_of_its_own_has_no_pair() -> None:
+    layers = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
+    assert find_pairs(nn.Sequential(_OwnCalls(*layers))) == []
+
+
+class _Residual(nn.Module):
+    """The pair lies within a skip connection, and so within a recorded block."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(8, 8), nn.Linear(8, 10)
+        self.perceptron = _Perceptron(use)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(images.flatten(1)[:, :8])
+        return self.head(x + self.perceptron(x))
+
+
+@pytest.mark.parametrize(("use", "rows"), [("called", ["pair.2"]), ("alone", []), ("partly", [])])
+def test_a_recorded_block_shows_its_pairs(use: str, rows: list[str]) -> None:
+    network = cut_by_recording(Whole(_Residual(use), ""), DATASETS["cifar10"])
+    alone = used_alone(network, TensorForm((2, *DATASETS["cifar10"].shape), torch.float32))
+    assert alone == set()
+    assert [entry.row[-6:] for entry in find_pairs(network)] == rows
 
 
 def cell_of(strategy: str, network: str, devices: int, **options: Any) -> Cell:

@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
-from ddlbench.planning.network_tables import why_not_in_pairs
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
@@ -37,7 +36,7 @@ from ddlbench.strategies.process_group import (
     side_by_side,
     sum_gradients,
 )
-from ddlbench.strategies.tensor_parallel.executor import linear_pairs, split_pairs
+from ddlbench.strategies.tensor_parallel.executor import split_pairs, whole_layers
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept.
@@ -177,9 +176,7 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         cell, processes = self.plan.cell, self.plan.processes
         together = len(processes) // len({(p.replica, p.stage) for p in processes})
-        why_not = why_not_in_pairs(linear_pairs(network), cell.network, cell.strategy, together)
-        if why_not is not None:
-            raise Unsupported(why_not)
+        self.whole = whole_layers(network, self.plan, together, self.context.floating)
         # The ranks of a stage draw the same numbers in the layers that each of them computes.
         torch.manual_seed(cell.seed + self.process.replica)
         return super().place(network)
@@ -188,5 +185,6 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
         """The blocks with their pairs of linear layers split over the ranks of the stage."""
         group = side_by_side(self.stage_ranks, self.context)
         if len(self.stage_ranks[0]) > 1:
-            split_pairs(blocks, DeviceMesh.from_group(group, self.context.devices[0].type))
+            mesh = DeviceMesh.from_group(group, self.context.devices[0].type)
+            split_pairs(blocks, mesh, self.whole)
         return blocks

@@ -226,7 +226,12 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """Shapes of a layer's input and output."""
 
-_HARMLESS = ("alias", "clone", "detach", "_to_copy", "lift_fresh", "empty_like", "ones_like")
+_HARMLESS = (
+    "alias", "clone", "detach", "_to_copy", "lift_fresh", "empty_like", "ones_like", "zeros_like",
+    # Element-wise, though torch does not tag them so.
+    "hardswish", "hardswish_", "log_sigmoid_forward", "masked_fill", "masked_fill_", "mish_",
+    "threshold_",
+)  # fmt: skip
 
 
 @dataclass

@@ -57,16 +57,23 @@ class WeightSplit(nn.Module):
         Raises:
             Unsupported: always.
         """
-        raise Unsupported(
-            "a block reads the weight of a layer that is split; call the layer instead, or take a "
-            "strategy that splits no layer",
-            code="cannot_be_split",
-        )
+        raise _reads("weight")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """There is no whole bias.
+
+        Raises:
+            Unsupported: the layer has one.
+        """
+        if self.has_bias:
+            raise _reads("bias")
+        return None
 
     def weight_of(self, number: int) -> Tensor:
         return self.get_parameter(f"weight_{number}")
 
-    def bias(self) -> Tensor:
+    def own_bias(self) -> Tensor:
         return self.get_parameter("bias_0")
 
     def whole_state(self) -> dict[str, Tensor]:
@@ -87,6 +94,14 @@ class WeightSplit(nn.Module):
         return True
 
 
+def _reads(what: str) -> Unsupported:
+    return Unsupported(
+        f"a block reads the {what} of a layer that is split; call the layer instead, or take a "
+        "strategy that splits no layer",
+        code="cannot_be_split",
+    )
+
+
 class FilterSplit(WeightSplit):
     """A layer of which this rank computes its own filters (output features)."""
 
@@ -104,7 +119,7 @@ class FilterSplit(WeightSplit):
             bias = None
             if self.has_bias:
                 first, end = piece.filters
-                bias = self.bias()[first - self.first : end - self.first]
+                bias = self.own_bias()[first - self.first : end - self.first]
             read = _channels(shared, self.dim, piece.channels)
             outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
@@ -133,7 +148,7 @@ class ChannelSplit(WeightSplit):
         summed = total(self._among_all(addend), self.group)
         if not self.has_bias:
             return summed
-        bias = self.bias().to(summed.dtype)
+        bias = self.own_bias().to(summed.dtype)
         return summed + bias.view(-1, *[1] * self._dims_after_channels(summed))
 
     def _among_all(self, addend: Tensor) -> Tensor:

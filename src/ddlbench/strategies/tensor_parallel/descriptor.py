@@ -90,6 +90,11 @@ class Pair:
         return len(self.columns) > 1
 
     @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of all of them, in the order of calls."""
+        return (*self.columns, *self.between, self.row)
+
+    @property
     def parent(self) -> str:
         """Name of the module that holds all of them; empty for the network itself."""
         return _parent_of(self.row)

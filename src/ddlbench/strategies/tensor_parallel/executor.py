@@ -21,7 +21,7 @@ Source: Shoeybi et al., "Megatron-LM" (2019), section 3, figure 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import gcd
@@ -41,11 +41,14 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.common.document import csv_text
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.registry import pairs as built_in_pairs
+from ddlbench.networks.block_forms import sample_form
 from ddlbench.networks.inspection import has_hooks
 from ddlbench.networks.transformers import Attention, TransformerBlock
 from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, why_not_in_pairs
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.grouped import GroupDetails
 from ddlbench.strategies.process_group import (
@@ -57,12 +60,14 @@ from ddlbench.strategies.process_group import (
     sum_gradients,
 )
 from ddlbench.strategies.tensor_parallel.descriptor import Pair, pairs_of
+from ddlbench.strategies.tensor_parallel.layer_uses import in_a_row, used_alone
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import Autocast
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 _COLLECTIVES = ("all_reduce", "wait_tensor")
+_SAMPLES = 2  # batch norm refuses a single value per channel
 
 
 class TensorParallelExecutor(ShardedStateExecutor):
@@ -73,11 +78,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
         details = GroupDetails.of(self.plan)
         self.groups = details.replicas
         join_all(self.context, self.process, self.plan.world_size)
-        why_not = why_not_in_pairs(
-            linear_pairs(network), self.plan.cell.network, self.plan.cell.strategy, details.group
-        )
-        if why_not is not None:
-            raise Unsupported(why_not)
+        whole = whole_layers(network, self.plan, details.group, self.context.floating)
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         network.to(device)
@@ -86,7 +87,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
         if details.group > 1:
             # Of a group of our own, because a group that the mesh makes has torch's time limit.
             within = side_by_side(groups, self.context)
-            split_pairs(network, DeviceMesh.from_group(within, device.type))
+            split_pairs(network, DeviceMesh.from_group(within, device.type), whole)
         return network
 
     def backward(self, loss: Tensor) -> None:
@@ -145,8 +146,24 @@ class ModulePair:
     units: int
 
 
-def find_pairs(network: nn.Sequential) -> list[ModulePair]:
-    """The pairs of a network that can be split, in the order of calls."""
+def whole_layers(
+    network: nn.Sequential, plan: StrategyPlan, group: int, floating: torch.dtype
+) -> set[str]:
+    """Names of linear layers that belong to no pair, as the network uses them otherwise.
+
+    Raises:
+        Unsupported: groups of this size cannot split the others.
+    """
+    cell = plan.cell
+    whole = used_alone(network, sample_form(DATASETS[cell.dataset], _SAMPLES, floating))
+    why_not = why_not_in_pairs(linear_pairs(network, whole), cell.network, cell.strategy, group)
+    if why_not is not None:
+        raise Unsupported(why_not)
+    return whole
+
+
+def find_pairs(network: nn.Sequential, whole: Container[str] = ()) -> list[ModulePair]:
+    """The pairs of a network that can be split, in the order of calls; none of ``whole`` layers."""
     places = dict(_plain_names(network))
     leaves = [
         (name, _kind(network.get_submodule(place)))
@@ -164,13 +181,14 @@ def find_pairs(network: nn.Sequential) -> list[ModulePair]:
         )
         for pair in pairs_of(leaves)
         for parent in [network.get_submodule(places[pair.parent])]
-        if _calls_in_order(parent, pair)
+        if (_calls_in_order(parent, pair) or in_a_row(network, [places[n] for n in pair.layers]))
+        and not any(places[name] in whole for name in (*pair.columns, pair.row))
     ]
 
 
-def linear_pairs(network: nn.Sequential) -> LinearPairs:
+def linear_pairs(network: nn.Sequential, whole: Container[str] = ()) -> LinearPairs:
     """What a plan must know of a network's pairs."""
-    pairs = find_pairs(network)
+    pairs = find_pairs(network, whole)
     layers = dict(network.named_modules())
     heads = [module_pair.units for module_pair in pairs if module_pair.pair.is_attention]
     hidden = [module_pair.units for module_pair in pairs if not module_pair.pair.is_attention]
@@ -188,13 +206,15 @@ def linear_pairs(network: nn.Sequential) -> LinearPairs:
     )
 
 
-def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[ModulePair]:
+def split_pairs(
+    network: nn.Sequential, mesh: DeviceMesh, whole: Container[str] = ()
+) -> list[ModulePair]:
     """Split all pairs over the ranks of a mesh of one dimension, in place; returns them.
 
     The network must lie on the mesh's device. Weights of pairs become DTensors, with this rank's
     part of the values that every rank has.
     """
-    pairs = find_pairs(network)
+    pairs = find_pairs(network, whole)
     styles: dict[str, ParallelStyle] = {}
     for module_pair in pairs:
         styles.update((name, ColwiseParallel()) for name in module_pair.columns)
@@ -241,7 +261,8 @@ def _calls_in_order(parent: nn.Module, pair: Pair) -> bool:
     """Whether the module calls the pair's layers one after the other, and nothing else between."""
     if pair.is_attention:
         return type(parent) is Attention
-    return type(parent) is TransformerBlock or isinstance(parent, nn.Sequential)
+    # A class that inherits from nn.Sequential may do anything between its layers.
+    return type(parent) is TransformerBlock or type(parent).forward is nn.Sequential.forward
 
 
 def _units(parent: nn.Module, row: nn.Module) -> int:
