@@ -117,5 +117,7 @@ def test_nothing_fits_and_other_failures() -> None:
 def test_an_epoch_of_the_largest_batch_has_a_round() -> None:
     for steps in (4, 8):
         huge = memory("local-sgd", capacity_bytes=1e15, average_every_steps=steps)
-        images = DATASETS[huge.cell.dataset].num_train * huge.cell.epochs
-        assert largest_batch(huge, None, nothing).predicted == images // steps // 4 * 4
+        largest = largest_batch(huge, None, nothing).predicted
+        images = DATASETS[huge.cell.dataset].num_train
+        measured = [huge.cell.epochs * (images // batch) for batch in (largest, largest + 4)]
+        assert measured[0] >= steps > measured[1]
