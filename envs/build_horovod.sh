@@ -53,10 +53,10 @@ fetch_source() {
 # Prints the folder of the NCCL that torch's wheel brings; nothing if it brings none.
 nccl_of_torch() {
     "$python" - <<'EOP' || true
-import importlib.util
+import importlib.util, pathlib
 spec = importlib.util.find_spec("nvidia")
-for folder in spec.submodule_search_locations or () if spec else ():
-    print(f"{folder}/nccl")
+folders = [pathlib.Path(place, "nccl") for place in spec.submodule_search_locations] if spec else []
+print(next((folder for folder in folders if (folder / "include" / "nccl.h").exists()), ""))
 EOP
 }
 

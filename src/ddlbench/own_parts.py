@@ -311,7 +311,11 @@ def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     """Why a cell cannot train such a network; None also where its plan needs a profile first."""
     # A trial has told how many blocks there are.
     strategy = strategy_of(cell.strategy, site.accelerator)
-    why = why_not_cut(traits, cell) or strategy.supports(cell)
+    why = (
+        why_not_cut(traits, cell)
+        or strategy.supports(cell)
+        or strategy.why_not_layers(traits, cell)
+    )
     if why is not None:
         return why
     try:

@@ -236,7 +236,8 @@ def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
         strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
         pairs.append(("cannot run", f"{strategies}, {counted(len(members), 'cell')}: {reason}"))
     if len(groups) > _REASONS_SHOWN:
-        pairs.append(("", f"{len(groups) - _REASONS_SHOWN} more reasons: ddlbench status --all"))
+        more = counted(len(groups) - _REASONS_SHOWN, "more reason")
+        pairs.append(("", f"{more}: ddlbench status --all"))
     return named_lines(pairs) + _missing_balance(rows, experiment)
 
 

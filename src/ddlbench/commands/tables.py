@@ -177,9 +177,7 @@ class GeneratedTable:
 TABLES = (
     GeneratedTable(f"{_PLANNING}/layer_table.csv", "ddlbench.networks.operations:table"),
     GeneratedTable(f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.splits.convert:table"),
-    GeneratedTable(
-        f"{_PLANNING}/tensor_pairs.csv", "ddlbench.strategies.tensor_parallel.executor:table"
-    ),
+    GeneratedTable(f"{_PLANNING}/tensor_pairs.csv", "ddlbench.networks.linear_pairs:table"),
     GeneratedTable(
         f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"
     ),

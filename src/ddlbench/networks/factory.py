@@ -11,7 +11,7 @@ import json
 import re
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MethodType
@@ -39,6 +39,7 @@ from ddlbench.networks.inspection import (
     tensors_of,
     why_step_fails,
 )
+from ddlbench.networks.linear_pairs import known_pairs
 from ddlbench.networks.recorded import cut_by_recording
 from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformers import SHAPE, shape_of
@@ -92,7 +93,11 @@ def build_with_traits(
         made = out_of_place(_checked(network, factory(spec), spec, compare=True))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
-    return made, inspect(made, spec)
+    return made, _traits(made, spec)
+
+
+def _traits(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
+    return replace(inspect(network, spec), pairs=known_pairs(network, spec))
 
 
 def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
@@ -358,7 +363,7 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
     """
     _, blocks, work = _tried(network, spec)
     if sum(tensor.nbytes for tensor in tensors_of(blocks)) > _BUILT_BYTES:
-        return TriedNetwork(work, inspect(blocks.to("meta"), spec))
+        return TriedNetwork(work, _traits(blocks.to("meta"), spec))
     where = f"network {network!r}"
     try:
         built, traits = build_with_traits(network, spec, seed=0)

@@ -89,8 +89,101 @@ def _limit_table() -> dict[tuple[str, str, str], tuple[int, str]]:
     }
 
 
+_LINEAR = "Linear"
+ELEMENT_WISE = frozenset(
+    {
+        "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
+        "LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign",
+        "Tanh",
+    }
+)  # fmt: skip
+_OF_ATTENTION = ("query", "key", "value", "output")
+
+
 @dataclass(frozen=True)
-class LinearPairs:
+class Pair:
+    """Linear layers that are split together.
+
+    Args:
+        columns: names of the layers whose output features are split; they read the same input.
+        between: names of the layers between, which compute the device's own features.
+        row: name of the layer whose input features are split.
+    """
+
+    columns: tuple[str, ...]
+    between: tuple[str, ...]
+    row: str
+
+    @property
+    def is_attention(self) -> bool:
+        return len(self.columns) > 1
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of all of them, in the order of calls."""
+        return (*self.columns, *self.between, self.row)
+
+    @property
+    def parent(self) -> str:
+        """Name of the module that holds all of them; empty for the network itself."""
+        return parent_of(self.row)
+
+
+def parent_of(layer: str) -> str:
+    """``layer_0.attention`` of ``layer_0.attention.query``; empty for the network itself."""
+    return layer.rpartition(".")[0]
+
+
+def pairs_of(layers: Sequence[tuple[str, str]]) -> list[Pair]:
+    """All pairs of a network, none of which share a layer, the first ones first.
+
+    Args:
+        layers: name and kind (class name) of the layers without children, in the order of calls.
+            Whether the modules around them call one layer right after the other, these do not tell.
+
+    >>> pairs_of([("fc1", "Linear"), ("relu", "ReLU"), ("fc2", "Linear"), ("fc3", "Linear")])
+    [Pair(columns=('fc1',), between=('relu',), row='fc2')]
+    """
+    pairs = []
+    at = 0
+    while at < len(layers):
+        pair = _attention(layers[at:]) or _perceptron(layers[at:])
+        if pair is not None:
+            pairs.append(pair)
+        at += 1 if pair is None else len(pair.columns) + len(pair.between) + 1
+    return pairs
+
+
+def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
+    """The attention that the first of ``layers`` begins."""
+    first = layers[: len(_OF_ATTENTION)]
+    parent = parent_of(first[0][0])
+    wanted = [(f"{parent}.{name}" if parent else name, _LINEAR) for name in _OF_ATTENTION]
+    if list(first) != wanted:
+        return None
+    *columns, row = (name for name, _ in first)
+    return Pair(tuple(columns), (), row)
+
+
+def _perceptron(layers: Sequence[tuple[str, str]]) -> Pair | None:
+    """The perceptron that the first of ``layers`` begins."""
+    (first, kind), *others = layers
+    if kind != _LINEAR:
+        return None
+    between: list[str] = []
+    for name, kind in others:
+        if parent_of(name) != parent_of(first):
+            return None
+        if kind == _LINEAR:
+            return Pair((first,), tuple(between), name)
+        if kind not in ELEMENT_WISE:
+            return None
+        between.append(name)
+    return None
+
+
+@dataclass(frozen=True)
+class LinearPairs(Form):
     """Pairs of linear layers with nothing but a device's own features between them.
 
     Args:
@@ -117,9 +210,14 @@ def linear_pairs(cell: Cell) -> LinearPairs | None:
 
 
 def why_not_in_pairs(
-    known: LinearPairs, network: str, strategy: str, devices: int
+    known: LinearPairs | None, network: str, strategy: str, devices: int
 ) -> Reason | None:
-    """Why so many devices cannot split a network's pairs of linear layers; None if they can."""
+    """Why so many devices cannot split a network's pairs of linear layers.
+
+    None if they can, and where the pairs are not known.
+    """
+    if known is None:
+        return None
     instead = "take strategy filter or channel"
     if 2 * known.convolutions > known.weights:
         return Reason(
@@ -186,6 +284,7 @@ class NetworkTraits(Form):
         needs_two_samples: whether training fails on a single sample.
         random: whether a layer draws random numbers (dropout).
         normalised_by: the softmax or sigmoid that outputs pass last; empty without one.
+        pairs: its pairs of linear layers; None where they are not known.
     """
 
     blocks: tuple[str, ...] = ()
@@ -212,6 +311,7 @@ class NetworkTraits(Form):
     needs_two_samples: bool = False
     random: bool = False
     normalised_by: str = ""
+    pairs: LinearPairs | None = None
 
 
 def unsupported_weights(library: str, names: Iterable[str], why: str, instead: str) -> Reason:

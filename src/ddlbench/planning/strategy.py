@@ -117,6 +117,10 @@ class Strategy:
         """Why the cell cannot run with this strategy on any site; None if it can."""
         raise NotImplementedError
 
+    def why_not_layers(self, traits: NetworkTraits, cell: Cell) -> Reason | None:
+        """Why the cell's network rules the strategy out, whatever the plan; None if it does not."""
+        return None
+
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """Why the strategy cannot train a network with these traits as one device does."""
         return None

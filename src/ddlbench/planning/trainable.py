@@ -38,7 +38,11 @@ def why_not_trained(
             f"SyncBatchNorm ({named(traits.synchronised)}) works on GPUs only; take nn.BatchNorm2d "
             "on CPUs",
         )
-    return _why_not_parted(traits, plan) or plan.strategy.why_not_network(traits, plan)
+    return (
+        _why_not_parted(traits, plan)
+        or plan.strategy.why_not_layers(traits, plan.cell)
+        or plan.strategy.why_not_network(traits, plan)
+    )
 
 
 def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ddlbench.common.document import UnreadableJson, read_json, read_object
 from ddlbench.common.form import Amount, Form, Natural
 from ddlbench.common.owner import NOBODY, Writer, owner_in, seems_to_live
-from ddlbench.common.quantities import duration_text
+from ddlbench.common.quantities import counted, duration_text
 from ddlbench.common.screen import named_lines, terminal_width
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
@@ -156,7 +156,7 @@ def status_lines(cells: Sequence[CellStatus], *, every_cell: bool = False) -> li
             listed += f" and {len(members) - len(named)} more"
         reasons.append((state.replace("_", " "), f"{listed}: {reason}"))
     if len(reasons) > _FEW_REASONS and not every_cell:
-        more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
+        more = f"{counted(len(groups) - _FEW_REASONS, 'more reason')}: --all"
         reasons = [*reasons[:_FEW_REASONS], ("", more)]
     widest = max(len(state) for state in (str(Status.RUNNING), *(state for state, _ in reasons)))
     pairs = [] if every_cell else _moving(cells, names, before=widest + 4)

@@ -95,7 +95,7 @@ def _reasons(comparison: Comparison) -> Iterator[str]:
     for row in reasons[:_MOST_REASONS]:
         yield f"{row.name}, {row.verdict}: {shortened(row.reason, _LONGEST_REASON)}"
     if len(reasons) > _MOST_REASONS:
-        yield f"{len(reasons) - _MOST_REASONS} more reasons: --json"
+        yield f"{counted(len(reasons) - _MOST_REASONS, 'more reason')}: --json"
 
 
 def _alone(comparison: Comparison) -> str:

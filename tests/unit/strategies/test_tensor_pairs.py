@@ -14,11 +14,11 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm
 from ddlbench.networks.foreign import Whole
+from ddlbench.networks.linear_pairs import find_pairs, known_pairs, linear_pairs, used_alone
 from ddlbench.networks.recorded import cut_by_recording
+from ddlbench.planning.network_tables import NetworkTraits, Pair, pairs_of
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.tensor_parallel.descriptor import Pair, pairs_of
-from ddlbench.strategies.tensor_parallel.executor import find_pairs, linear_pairs
-from ddlbench.strategies.tensor_parallel.layer_uses import used_alone
+from ddlbench.strategies.tensor_parallel.executor import pairs_in
 from ddlbench.strategies.training import with_precision
 
 
@@ -60,7 +60,7 @@ def test_layers_of_different_modules_are_no_pair() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_pairs_of_a_transformer(precision: str) -> None:
     network = with_precision(transformer(), precision, "cpu")
-    actual = find_pairs(network)
+    actual = pairs_in(network)
     assert [entry.pair.row for entry in actual] == [
         f"layer_{number}.{name}" for number in (0, 1) for name in ("attention.output", "fc2")
     ]
@@ -209,6 +209,22 @@ def test_what_is_refused(cell: Cell, reason: str | None, code: str) -> None:
     actual = strategy_of(cell.strategy).supports(cell)
     assert actual == reason
     assert getattr(actual, "code", "") == code
+
+
+@pytest.mark.parametrize("strategy", ["tensor-parallel", "data-tensor", "data-tensor-pipe"])
+@pytest.mark.parametrize(
+    ("use", "reason"), [("called", "8 hidden features"), ("alone", "has no two linear layers")]
+)
+def test_own_networks_are_refused_before_there_is_a_plan(
+    strategy: str, use: str, reason: str
+) -> None:
+    network = cut_by_recording(Whole(_Residual(use), ""), DATASETS["cifar10"])
+    traits = NetworkTraits(pairs=known_pairs(network, DATASETS["cifar10"]))
+    options = {} if strategy == "tensor-parallel" else {"group": 3}
+    three = cell_of(strategy, "mine:network", 3, **options)
+    why = strategy_of(strategy).why_not_layers(traits, three)
+    assert reason in str(why)
+    assert strategy_of(strategy).why_not_layers(NetworkTraits(), three) is None
 
 
 def test_groups_lie_side_by_side() -> None:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
+from ddlbench.networks.linear_pairs import SAMPLES, used_alone
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
@@ -36,7 +37,7 @@ from ddlbench.strategies.process_group import (
     side_by_side,
     sum_gradients,
 )
-from ddlbench.strategies.tensor_parallel.executor import split_pairs, whole_layers
+from ddlbench.strategies.tensor_parallel.executor import split_pairs
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept.
@@ -174,9 +175,9 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
     """A part of one stage for each process; the ranks of a stage send within its passes."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        cell, processes = self.plan.cell, self.plan.processes
-        together = len(processes) // len({(p.replica, p.stage) for p in processes})
-        self.whole = whole_layers(network, self.plan, together, self.context.floating)
+        cell = self.plan.cell
+        sample = sample_form(DATASETS[cell.dataset], SAMPLES, self.context.floating)
+        self.whole = used_alone(network, sample)
         # The ranks of a stage draw the same numbers in the layers that each of them computes.
         torch.manual_seed(cell.seed + self.process.replica)
         return super().place(network)

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.networks.block_forms import TensorForm, run_blocks
-from ddlbench.strategies.tensor_parallel.descriptor import ELEMENT_WISE
+from ddlbench.planning.network_tables import ELEMENT_WISE
 
 Interval = tuple[int, int]
 """First position, and the one after the last."""

@@ -33,8 +33,8 @@ Parallelism" (2019), section 3.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,7 +43,15 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
-from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
+from ddlbench.planning.network_tables import (
+    LinearPairs,
+    NetworkTraits,
+    Pair,
+    linear_pairs,
+    pairs_of,
+    parent_of,
+    why_not_in_pairs,
+)
 from ddlbench.planning.plan import Options, Plan
 from ddlbench.planning.step import (
     Compute,
@@ -59,99 +67,6 @@ from ddlbench.strategies.splits.shares import shape_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
-
-_LINEAR = "Linear"
-ELEMENT_WISE = frozenset(
-    {
-        "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
-        "LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign",
-        "Tanh",
-    }
-)  # fmt: skip
-_OF_ATTENTION = ("query", "key", "value", "output")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Linear layers that are split together.
-
-    Args:
-        columns: names of the layers whose output features are split; they read the same input.
-        between: names of the layers between, which compute the device's own features.
-        row: name of the layer whose input features are split.
-    """
-
-    columns: tuple[str, ...]
-    between: tuple[str, ...]
-    row: str
-
-    @property
-    def is_attention(self) -> bool:
-        return len(self.columns) > 1
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names of all of them, in the order of calls."""
-        return (*self.columns, *self.between, self.row)
-
-    @property
-    def parent(self) -> str:
-        """Name of the module that holds all of them; empty for the network itself."""
-        return _parent_of(self.row)
-
-
-def _parent_of(layer: str) -> str:
-    """``layer_0.attention`` of ``layer_0.attention.query``; empty for the network itself."""
-    return layer.rpartition(".")[0]
-
-
-def pairs_of(layers: Sequence[tuple[str, str]]) -> list[Pair]:
-    """All pairs of a network, none of which share a layer, the first ones first.
-
-    Args:
-        layers: name and kind (class name) of the layers without children, in the order of calls.
-            Whether the modules around them call one layer right after the other, these do not tell.
-
-    >>> pairs_of([("fc1", "Linear"), ("relu", "ReLU"), ("fc2", "Linear"), ("fc3", "Linear")])
-    [Pair(columns=('fc1',), between=('relu',), row='fc2')]
-    """
-    pairs = []
-    at = 0
-    while at < len(layers):
-        pair = _attention(layers[at:]) or _perceptron(layers[at:])
-        if pair is not None:
-            pairs.append(pair)
-        at += 1 if pair is None else len(pair.columns) + len(pair.between) + 1
-    return pairs
-
-
-def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
-    """The attention that the first of ``layers`` begins."""
-    first = layers[: len(_OF_ATTENTION)]
-    parent = _parent_of(first[0][0])
-    wanted = [(f"{parent}.{name}" if parent else name, _LINEAR) for name in _OF_ATTENTION]
-    if list(first) != wanted:
-        return None
-    *columns, row = (name for name, _ in first)
-    return Pair(tuple(columns), (), row)
-
-
-def _perceptron(layers: Sequence[tuple[str, str]]) -> Pair | None:
-    """The perceptron that the first of ``layers`` begins."""
-    (first, kind), *others = layers
-    if kind != _LINEAR:
-        return None
-    between: list[str] = []
-    for name, kind in others:
-        if _parent_of(name) != _parent_of(first):
-            return None
-        if kind == _LINEAR:
-            return Pair((first,), tuple(between), name)
-        if kind not in ELEMENT_WISE:
-            return None
-        between.append(name)
-    return None
-
 
 _ITEM_BYTES = 4
 
@@ -256,7 +171,7 @@ class DeviceShare:
         elsewhere: defaultdict[int, int] = defaultdict(int)
         for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
             if own_part.bytes != whole.bytes:
-                elsewhere[block_of[_parent_of(whole.name)]] += whole.bytes - own_part.bytes
+                elsewhere[block_of[parent_of(whole.name)]] += whole.bytes - own_part.bytes
         blocks = []
         for index, block in enumerate(self._workload.blocks):
             entries = [entry for entry in self._entries if entry["block"] == index]
@@ -337,9 +252,12 @@ class TensorParallel(Grouped):
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "linear-pairs"}
 
     def limit(self, cell: Cell) -> str | None:
-        known = linear_pairs(cell)
-        if known is None:
-            return None
+        return self._why_not(linear_pairs(cell), cell)
+
+    def why_not_layers(self, traits: NetworkTraits, cell: Cell) -> Reason | None:
+        return self._why_not(traits.pairs, cell)
+
+    def _why_not(self, known: LinearPairs | None, cell: Cell) -> Reason | None:
         return why_not_in_pairs(known, cell.network, self.name, self.group_size(cell))
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 import torch
@@ -40,16 +38,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import load
-from ddlbench.experiment.registry import pairs as built_in_pairs
 from ddlbench.networks.block_forms import sample_form
-from ddlbench.networks.inspection import has_hooks
-from ddlbench.networks.transformers import Attention, TransformerBlock
-from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, why_not_in_pairs
-from ddlbench.planning.planner import StrategyPlan
-from ddlbench.strategies.executor import Unsupported
+from ddlbench.networks.linear_pairs import SAMPLES, ModulePair, find_pairs, used_alone
 from ddlbench.strategies.grouped import GroupDetails
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
@@ -59,15 +50,10 @@ from ddlbench.strategies.process_group import (
     side_by_side,
     sum_gradients,
 )
-from ddlbench.strategies.tensor_parallel.descriptor import Pair, pairs_of
-from ddlbench.strategies.tensor_parallel.layer_uses import in_a_row, used_alone
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import Autocast
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 _COLLECTIVES = ("all_reduce", "wait_tensor")
-_SAMPLES = 2  # batch norm refuses a single value per channel
 
 
 class TensorParallelExecutor(ShardedStateExecutor):
@@ -78,7 +64,8 @@ class TensorParallelExecutor(ShardedStateExecutor):
         details = GroupDetails.of(self.plan)
         self.groups = details.replicas
         join_all(self.context, self.process, self.plan.world_size)
-        whole = whole_layers(network, self.plan, details.group, self.context.floating)
+        spec = DATASETS[self.plan.cell.dataset]
+        whole = used_alone(network, sample_form(spec, SAMPLES, self.context.floating))
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         network.to(device)
@@ -127,85 +114,6 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-@dataclass(frozen=True)
-class ModulePair:
-    """A pair, with its modules.
-
-    Args:
-        pair: by the names of the plain network.
-        parent: the module that calls its layers.
-        columns, row: their names in the network that is split.
-        units: heads, or hidden features, which are shared out.
-    """
-
-    pair: Pair
-    parent: nn.Module
-    parent_name: str
-    columns: tuple[str, ...]
-    row: str
-    units: int
-
-
-def whole_layers(
-    network: nn.Sequential, plan: StrategyPlan, group: int, floating: torch.dtype
-) -> set[str]:
-    """Names of linear layers that belong to no pair, as the network uses them otherwise.
-
-    Raises:
-        Unsupported: groups of this size cannot split the others.
-    """
-    cell = plan.cell
-    whole = used_alone(network, sample_form(DATASETS[cell.dataset], _SAMPLES, floating))
-    why_not = why_not_in_pairs(linear_pairs(network, whole), cell.network, cell.strategy, group)
-    if why_not is not None:
-        raise Unsupported(why_not)
-    return whole
-
-
-def find_pairs(network: nn.Sequential, whole: Container[str] = ()) -> list[ModulePair]:
-    """The pairs of a network that can be split, in the order of calls; none of ``whole`` layers."""
-    places = dict(_plain_names(network))
-    leaves = [
-        (name, _kind(network.get_submodule(place)))
-        for name, place in places.items()
-        if name and not any(True for _ in network.get_submodule(place).children())
-    ]
-    return [
-        ModulePair(
-            pair,
-            parent,
-            places[pair.parent],
-            tuple(places[name] for name in pair.columns),
-            places[pair.row],
-            _units(parent, network.get_submodule(places[pair.row])),
-        )
-        for pair in pairs_of(leaves)
-        for parent in [network.get_submodule(places[pair.parent])]
-        if (_calls_in_order(parent, pair) or in_a_row(network, [places[n] for n in pair.layers]))
-        and not any(places[name] in whole for name in (*pair.columns, pair.row))
-    ]
-
-
-def linear_pairs(network: nn.Sequential, whole: Container[str] = ()) -> LinearPairs:
-    """What a plan must know of a network's pairs."""
-    pairs = find_pairs(network, whole)
-    layers = dict(network.named_modules())
-    heads = [module_pair.units for module_pair in pairs if module_pair.pair.is_attention]
-    hidden = [module_pair.units for module_pair in pairs if not module_pair.pair.is_attention]
-    return LinearPairs(
-        pairs=len(pairs),
-        heads=gcd(*heads),
-        hidden=gcd(*hidden),
-        convolutions=sum(
-            p.numel()
-            for layer in layers.values()
-            if isinstance(layer, _CONVOLUTIONS)
-            for p in layer.parameters()
-        ),
-        weights=sum(p.numel() for p in network.parameters()),
-    )
-
-
 def split_pairs(
     network: nn.Sequential, mesh: DeviceMesh, whole: Container[str] = ()
 ) -> list[ModulePair]:
@@ -214,7 +122,7 @@ def split_pairs(
     The network must lie on the mesh's device. Weights of pairs become DTensors, with this rank's
     part of the values that every rank has.
     """
-    pairs = find_pairs(network, whole)
+    pairs = pairs_in(network, whole)
     styles: dict[str, ParallelStyle] = {}
     for module_pair in pairs:
         styles.update((name, ColwiseParallel()) for name in module_pair.columns)
@@ -229,15 +137,9 @@ def split_pairs(
     return pairs
 
 
-def table() -> str:
-    """``planning/tensor_pairs.csv``: every built-in network with each dataset it reads."""
-    rows: list[Sequence[str | int]] = [PAIR_COLUMNS]
-    for name, spec in built_in_pairs():
-        with torch.device("meta"):
-            network = load("ddlbench.networks", name)(spec)
-        known = linear_pairs(network)
-        rows.append((name, spec.name, *(getattr(known, column) for column in PAIR_COLUMNS[2:])))
-    return csv_text(rows)
+def pairs_in(network: nn.Sequential, whole: Container[str] = ()) -> list[ModulePair]:
+    """Its pairs, also where blocks are wrapped for bfloat16; ``whole`` as of :func:`find_pairs`."""
+    return find_pairs(network, whole, dict(_plain_names(network)))
 
 
 def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
@@ -249,24 +151,3 @@ def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
         block, _, inner = name.partition(".")
         # The wrapped block is called "block" within its wrapper.
         yield (name if block not in wrappers else f"{block}{inner[len('block') :]}"), name
-
-
-def _kind(layer: nn.Module) -> str:
-    """Name of a layer's class; another one if it has hooks, so that it belongs to no pair."""
-    name = type(layer).__name__
-    return f"{name} with hooks" if has_hooks(layer) else name
-
-
-def _calls_in_order(parent: nn.Module, pair: Pair) -> bool:
-    """Whether the module calls the pair's layers one after the other, and nothing else between."""
-    if pair.is_attention:
-        return type(parent) is Attention
-    # A class that inherits from nn.Sequential may do anything between its layers.
-    return type(parent) is TransformerBlock or type(parent).forward is nn.Sequential.forward
-
-
-def _units(parent: nn.Module, row: nn.Module) -> int:
-    if isinstance(parent, Attention):
-        return parent.heads
-    assert isinstance(row, nn.Linear)
-    return row.in_features

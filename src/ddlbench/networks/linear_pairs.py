@@ -1,4 +1,4 @@
-"""Which linear layers a forward pass uses otherwise than its ``nn.Sequential`` does.
+"""Pairs of linear layers that a network calls one after the other, so that devices can split them.
 
 A pair of linear layers can be split because nothing but element-wise layers lies between them. Of
 an ``nn.Sequential`` that is known only while the sequence itself runs::
@@ -9,12 +9,17 @@ an ``nn.Sequential`` that is known only while the sequence itself runs::
 
 So the network runs once on fake tensors, and whoever reads a weight is noted. A block that was
 recorded (:mod:`ddlbench.networks.recorded`) has no sequences any more, but a graph of its calls.
+
+:mod:`ddlbench.planning.network_tables` says what a pair is.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -22,7 +27,112 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.networks.block_forms import TensorForm, run_blocks
+from ddlbench.common.document import csv_text
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.registry import load
+from ddlbench.experiment.registry import pairs as built_in_pairs
+from ddlbench.networks.block_forms import TensorForm, run_blocks, sample_form
+from ddlbench.networks.inspection import has_hooks
+from ddlbench.networks.transformers import Attention, TransformerBlock
+from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, Pair, pairs_of
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SAMPLES = 2
+"""Batch norm refuses a single value per channel."""
+
+
+@dataclass(frozen=True)
+class ModulePair:
+    """A pair, with its modules.
+
+    Args:
+        pair: by the names of the plain network.
+        parent: the module that calls its layers.
+        columns, row: their names in the network that is split.
+        units: heads, or hidden features, which are shared out.
+    """
+
+    pair: Pair
+    parent: nn.Module
+    parent_name: str
+    columns: tuple[str, ...]
+    row: str
+    units: int
+
+
+def known_pairs(network: nn.Sequential, spec: DatasetSpec) -> LinearPairs | None:
+    """What a plan must know of a network's pairs; None if it cannot run on made-up samples."""
+    known = linear_pairs(network)
+    if not known.pairs:
+        return known
+    with suppress(Exception):
+        return linear_pairs(network, used_alone(network, sample_form(spec, SAMPLES)))
+    return None
+
+
+def find_pairs(
+    network: nn.Sequential,
+    whole: Container[str] = (),
+    places: Mapping[str, str] | None = None,
+) -> list[ModulePair]:
+    """The pairs of a network that can be split, in the order of calls.
+
+    Args:
+        network: built, or on the meta device.
+        whole: names of layers that belong to no pair, see :func:`used_alone`.
+        places: names of its modules by those of the plain network, where blocks are wrapped.
+    """
+    places = places or {name: name for name, _ in network.named_modules()}
+    leaves = [
+        (name, _kind(network.get_submodule(place)))
+        for name, place in places.items()
+        if name and not any(True for _ in network.get_submodule(place).children())
+    ]
+    return [
+        ModulePair(
+            pair,
+            parent,
+            places[pair.parent],
+            tuple(places[name] for name in pair.columns),
+            places[pair.row],
+            _units(parent, network.get_submodule(places[pair.row])),
+        )
+        for pair in pairs_of(leaves)
+        for parent in [network.get_submodule(places[pair.parent])]
+        if (_calls_in_order(parent, pair) or in_a_row(network, [places[n] for n in pair.layers]))
+        and not any(places[name] in whole for name in (*pair.columns, pair.row))
+    ]
+
+
+def linear_pairs(network: nn.Sequential, whole: Container[str] = ()) -> LinearPairs:
+    """What a plan must know of a network's pairs."""
+    pairs = find_pairs(network, whole)
+    layers = dict(network.named_modules())
+    heads = [module_pair.units for module_pair in pairs if module_pair.pair.is_attention]
+    hidden = [module_pair.units for module_pair in pairs if not module_pair.pair.is_attention]
+    return LinearPairs(
+        pairs=len(pairs),
+        heads=gcd(*heads),
+        hidden=gcd(*hidden),
+        convolutions=sum(
+            p.numel()
+            for layer in layers.values()
+            if isinstance(layer, _CONVOLUTIONS)
+            for p in layer.parameters()
+        ),
+        weights=sum(p.numel() for p in network.parameters()),
+    )
+
+
+def table() -> str:
+    """``planning/tensor_pairs.csv``: every built-in network with each dataset it reads."""
+    rows: list[Sequence[str | int]] = [PAIR_COLUMNS]
+    for name, spec in built_in_pairs():
+        with torch.device("meta"):
+            network = load("ddlbench.networks", name)(spec)
+        known = linear_pairs(network)
+        rows.append((name, spec.name, *(getattr(known, column) for column in PAIR_COLUMNS[2:])))
+    return csv_text(rows)
 
 
 def used_alone(network: nn.Sequential, sample: TensorForm) -> set[str]:
@@ -121,3 +231,24 @@ def _recorded_block(network: nn.Sequential, layer: str) -> tuple[fx.GraphModule 
         if isinstance(module, fx.GraphModule):
             return module, f"{name}."
     return None, ""
+
+
+def _kind(layer: nn.Module) -> str:
+    """Name of a layer's class; another one if it has hooks, so that it belongs to no pair."""
+    name = type(layer).__name__
+    return f"{name} with hooks" if has_hooks(layer) else name
+
+
+def _calls_in_order(parent: nn.Module, pair: Pair) -> bool:
+    """Whether the module calls the pair's layers one after the other, and nothing else between."""
+    if pair.is_attention:
+        return type(parent) is Attention
+    # A class that inherits from nn.Sequential may do anything between its layers.
+    return type(parent) is TransformerBlock or type(parent).forward is nn.Sequential.forward
+
+
+def _units(parent: nn.Module, row: nn.Module) -> int:
+    if isinstance(parent, Attention):
+        return parent.heads
+    assert isinstance(row, nn.Linear)
+    return row.in_features
