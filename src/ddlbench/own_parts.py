@@ -34,9 +34,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import OwnParts, finished_of
 from ddlbench.planning.matrix import MatrixRow, more_images_or_fewer
 from ddlbench.planning.network_tables import NetworkTraits, named
-from ddlbench.planning.planner import make_plan, request_of
-from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.trainable import has_stages, why_not_cut, why_not_trained
+from ddlbench.planning.planner import request_of
+from ddlbench.planning.trainable import has_stages, why_never_trained
 from ddlbench.planning.tried_networks import TRIED, key_of, network_digest, tried_before
 
 if TYPE_CHECKING:
@@ -303,26 +302,8 @@ def _unsupported(
     for cell in waiting:
         answer = tried.get((cell.network, cell.dataset))
         traits = None if answer is None else NetworkTraits.from_dict(answer["traits"])
-        if traits is not None and (why := _why_not(cell, traits, site)) is not None:
+        if traits is not None and (why := why_never_trained(cell, traits, site)) is not None:
             yield cell.id, why
-
-
-def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
-    """Why a cell cannot train such a network; None also where its plan needs a profile first."""
-    # A trial has told how many blocks there are.
-    strategy = strategy_of(cell.strategy, site.accelerator)
-    why = (
-        why_not_cut(traits, cell)
-        or strategy.supports(cell)
-        or strategy.why_not_layers(traits, cell)
-    )
-    if why is not None:
-        return why
-    try:
-        plan = make_plan(cell, site.name, site.accelerator)
-        return why_not_trained(traits, plan, site.device)
-    except ConfigError:
-        return None
 
 
 def check_can_be_built(network: str, dataset: str, site: Site) -> None:

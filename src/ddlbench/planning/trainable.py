@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits, named
-from ddlbench.planning.planner import StrategyPlan
+from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.tried_networks import tried_traits
 
 
 def samples_per_pass(plan: StrategyPlan) -> int:
@@ -81,3 +85,29 @@ def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:
         f"the network trains, but cannot be cut into stages: {traits.uncut}; take a strategy "
         "without stages (ddp, horovod, fsdp), or return a torch.nn.Sequential of blocks",
     )
+
+
+def why_never_trained(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
+    """Why a cell cannot train such a network; None also where its plan needs a profile first."""
+    # A trial has told how many blocks there are.
+    strategy = strategy_of(cell.strategy, site.accelerator)
+    why = (
+        why_not_cut(traits, cell)
+        or strategy.supports(cell)
+        or strategy.why_not_layers(traits, cell)
+    )
+    if why is not None:
+        return why
+    try:
+        plan = make_plan(cell, site.name, site.accelerator)
+        return why_not_trained(traits, plan, site.device)
+    except ConfigError:
+        return None
+
+
+def why_not_as_tried(cell: Cell, site: Site) -> str | None:
+    """Why a cell cannot train a network that was tried on this machine; None if nothing says so."""
+    if cell.network in NETWORKS.built_in or site.accelerator is not None:
+        return None
+    traits = tried_traits(cell.network, cell.dataset)
+    return None if traits is None else why_never_trained(cell, traits, site)

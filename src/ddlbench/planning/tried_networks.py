@@ -1,8 +1,9 @@
 """Which networks of users and libraries were tried here before, and whether their code changed.
 
 A file beside the results holds them. Such a network is tried again when its files, those beside it
-that they import, its library, or what records it (:mod:`ddlbench.networks`) change. Ranks read the
-file, too: blocks that were compared with the network at the plan are not compared at each start.
+that they import, its library, or what records and inspects it (:mod:`ddlbench.networks`) change.
+Ranks read the file, too: blocks that were compared with the network at the plan are not compared at
+each start. So do predictions: no strategy is ranked that cannot train a network that was tried.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from typing import Any
 from ddlbench.common.document import read_json
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import LIBRARIES, NETWORKS, known
+from ddlbench.planning.network_tables import NetworkTraits
 
 TRIED = RESULTS / ".networks-tried.json"
-_RECORDERS = sorted((Path(__file__).parents[1] / "networks").glob("record*.py"))
+_NETWORKS = Path(__file__).parents[1] / "networks"
+_RECORDERS = sorted(
+    [*_NETWORKS.glob("record*.py"), _NETWORKS / "inspection.py", _NETWORKS / "linear_pairs.py"]
+)
 
 
 def tried_before() -> dict[str, dict[str, Any]]:
@@ -38,22 +43,31 @@ def tried_before() -> dict[str, dict[str, Any]]:
 
 def compared_before(network: str, dataset: str) -> bool:
     """Whether the network was cut here into blocks that compute what it does."""
-    answer = tried_before().get(key_of(network, dataset), {})
-    traits: dict[str, Any] = answer.get("traits", {"uncut": "it was not tried"})
-    return not traits.get("uncut")
+    traits = _traits_of(key_of(network, dataset))
+    return traits is not None and not traits.uncut
 
 
 def tried_block_count(network: str, dataset: str) -> int | None:
     """How many blocks a network has; None if it was not tried here, or cannot be cut."""
+    traits = tried_traits(network, dataset)
+    return None if traits is None or traits.uncut else len(traits.blocks) or None
+
+
+def tried_traits(network: str, dataset: str) -> NetworkTraits | None:
+    """The traits of a network as its code is now; None if it was not tried here."""
     with suppress(OSError):
-        return _block_count(network, dataset, TRIED.stat().st_mtime_ns)
+        return _traits_then(key_of(network, dataset), TRIED.stat().st_mtime_ns)
     return None
 
 
 @cache
-def _block_count(network: str, dataset: str, _written_ns: int) -> int | None:
-    traits: dict[str, Any] = tried_before().get(key_of(network, dataset), {}).get("traits", {})
-    return None if traits.get("uncut") else len(traits.get("blocks", ())) or None
+def _traits_then(key: str, _written_ns: int) -> NetworkTraits | None:
+    return _traits_of(key)
+
+
+def _traits_of(key: str) -> NetworkTraits | None:
+    traits = tried_before().get(key, {}).get("traits")
+    return None if traits is None else NetworkTraits.from_dict(traits)
 
 
 def key_of(network: str, dataset: str) -> str:

@@ -31,6 +31,7 @@ from ddlbench.planning.memory import room_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of
+from ddlbench.planning.trainable import why_not_as_tried
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs
@@ -117,6 +118,7 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
         if beyond:
             reason = why_unsupported(cell, larger)
             candidate = replace(candidate, beyond=beyond)
+    reason = reason or why_not_as_tried(cell, site)
     if reason is not None:
         return replace(candidate, reason=Reason(code_of(reason), f"cannot run: {reason}"))
     plan = make_plan(cell, known.inputs.block_source(cell), site.accelerator)

@@ -9,8 +9,10 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES, STRATEGIES, known
+from ddlbench.planning import trainable
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.memory import Room
+from ddlbench.planning.network_tables import LinearPairs, NetworkTraits
 from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.candidate import assess
 from ddlbench.predict.prediction import Departure, Measured, Prediction
@@ -192,3 +194,17 @@ def test_room_is_that_of_the_fullest_device(here, has, fits):
     assert isinstance(room, Room)
     assert (room.capacity_bytes, room.fits) == (has, fits)
     assert room.needed_bytes > 100e6  # weights, gradients
+
+
+def test_what_cannot_train_a_network_as_it_was_tried_is_not_ranked(here, monkeypatch):
+    traits = NetworkTraits(sparse=("table",), pairs=LinearPairs(0, 0, 0, 0, 10))
+    monkeypatch.setattr(trainable, "tried_traits", lambda _network, _dataset: traits)
+    reasons = {
+        name: str(assess(QUESTION.cell(name).with_(network="mine:net"), here).reason)
+        for name in ("ddp", "fsdp", "tensor-parallel", "horovod")
+    }
+    assert "sparse gradients" in reasons["ddp"]
+    assert "sparse gradients" in reasons["fsdp"]
+    assert "no two linear layers" in reasons["tensor-parallel"]
+    assert "cannot run" not in reasons["horovod"]
+    assert "sparse" not in str(assess(QUESTION.cell("ddp"), here).reason)
