@@ -28,8 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.common.errors import ConfigError
-from ddlbench.interconnect.nvidia_programs import uncoloured_lines
 
 _NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|(?i:n/a|nan|inf))"
 _HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"

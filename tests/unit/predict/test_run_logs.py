@@ -403,3 +403,10 @@ def test_empty_columns_are_left_out():
     assert table_text([run]).splitlines()[0] == (
         "source,log,status,global_batch,step_s,steps_counted,tflops_a_device,note"
     )
+
+
+@pytest.mark.parametrize("noise", ["\xa0", " \u200b", " \x1b]0;title\x07"])
+def test_signs_that_nobody_sees_change_no_value(noise):
+    line = event(1, "global_batch_size", 64)
+    log = "\n".join([line, *settings(), *epochs(3)])
+    assert mlperf.read(log.replace(" ", noise), "log") == mlperf.read(log, "log")

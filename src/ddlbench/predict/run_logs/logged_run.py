@@ -24,7 +24,6 @@ from ddlbench.common.form import Amount, Count, Form, Name, Positive
 _Value = TypeVar("_Value")
 MOST_WARM_UP = 10
 MEGATRON, TORCHTITAN, MLPERF = "Megatron", "torchtitan", "MLPerf"
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory")
 COMPLETE, CUT, OUT_OF_MEMORY = "complete", "cut off", "out of memory"
 
@@ -117,11 +116,6 @@ def table_text(runs: Sequence[LoggedRun]) -> str:
 
 def _cell(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-
-
-def plain(text: str) -> list[str]:
-    """Lines of a log without colours and carriage returns."""
-    return _ESCAPE.sub("", text).replace("\r", "\n").split("\n")
 
 
 def settle(settings: dict[str, Any], name: str, value: Any, source: str) -> None:

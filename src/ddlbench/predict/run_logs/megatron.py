@@ -21,6 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.predict.run_logs.logged_run import (
     AGAIN,
     COMPLETE,
@@ -33,7 +34,6 @@ from ddlbench.predict.run_logs.logged_run import (
     begins_again,
     median_of,
     out_of_memory,
-    plain,
     real,
     settle,
     whole,
@@ -77,12 +77,16 @@ _WORLD = {
 
 def lines_of(text: str) -> int:
     """How many lines only Megatron prints."""
-    return sum(1 for line in plain(text) if _ITERATION.search(line) and "consumed samples" in line)
+    return sum(
+        1
+        for line in uncoloured_lines(text)
+        if _ITERATION.search(line) and "consumed samples" in line
+    )
 
 
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
-    lines = plain(text)
+    lines = uncoloured_lines(text)
     steps: dict[int, tuple[float, int | None, float | None]] = {}
     numbers: list[int] = []
     last = 0
