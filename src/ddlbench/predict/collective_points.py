@@ -148,7 +148,7 @@ def read_points(
 
 
 def fit_points(points: Points, library: Library) -> Fit:
-    """Fit the library's constants to points; each sweep weighs alike.
+    """Fit the library's constants to points; each sweep weighs alike, as its points err together.
 
     Args:
         points: of any number of sweeps.
@@ -156,6 +156,7 @@ def fit_points(points: Points, library: Library) -> Fit:
     """
     sweeps = points.rows["sweep"]
     weights = 1 / sweeps.map(sweeps.value_counts()).to_numpy(dtype=float)
+    _, groups = np.unique(sweeps.to_numpy(dtype=str), return_inverse=True)
     return fit(
         library.with_priors(),
         points.expected_s,
@@ -163,6 +164,7 @@ def fit_points(points: Points, library: Library) -> Fit:
         soft=_SOFT,
         pull=_PULL,
         weights=weights / weights.mean(),
+        groups=groups,
     )
 
 

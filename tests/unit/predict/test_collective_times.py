@@ -13,6 +13,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.predict.collective_points import (
     PUBLISHED,
     calibrated,
+    fit_points,
     measured_at,
     read_points,
     refitted,
@@ -280,3 +281,13 @@ def test_another_name_of_a_device_does_not_teach_what_is_held_out(hold_out):
         score(table, ScoreQuestion(hold_out))["mean_absolute_error"] for table in (rows, renamed)
     ]
     assert errors[1] == pytest.approx(errors[0])
+
+
+def test_copies_of_points_do_not_narrow_the_intervals_of_constants(library):
+    published = pd.read_csv(PUBLISHED)
+    many = pd.concat([published] * 10, ignore_index=True)
+    once, copied = (
+        fit_points(read_points(table), library).relative_errors for table in (published, many)
+    )
+    for name in ("ring_share", "switch_share", "network_share", "node_s"):
+        assert copied[name] > 0.9 * once[name], name
