@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Name, Positive
 
@@ -116,6 +117,17 @@ def table_text(runs: Sequence[LoggedRun]) -> str:
 
 def _cell(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+
+
+def whole_lines(text: str) -> list[str]:
+    """Lines of a log without colours.
+
+    A log that is still written ends anywhere: a number that ends it may lack digits, and is left
+    out.
+    """
+    *lines, last = uncoloured_lines(text)
+    words, _, end = last.rpartition(" ")
+    return [*lines, words if any(sign.isdigit() for sign in end) else last]
 
 
 def settle(settings: dict[str, Any], name: str, value: Any, source: str) -> None:

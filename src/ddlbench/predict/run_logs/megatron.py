@@ -37,6 +37,7 @@ from ddlbench.predict.run_logs.logged_run import (
     real,
     settle,
     whole,
+    whole_lines,
 )
 
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
@@ -86,7 +87,7 @@ def lines_of(text: str) -> int:
 
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
-    lines = uncoloured_lines(text)
+    lines = whole_lines(text)
     steps: dict[int, tuple[float, int | None, float | None]] = {}
     numbers: list[int] = []
     last = 0
@@ -103,6 +104,8 @@ def read(text: str, source: str) -> LoggedRun:
             )
     values = _arguments(lines, source)
     rows = [steps[number] for number in sorted(steps)]
+    if any(row[1] for row in rows):
+        rows = [row for row in rows if row[1]]  # a line that was cut off has no batch
     batch = rows[-1][1] if rows else None
     counted = after_warm_up([row for row in rows if row[1] == batch])
     memory_mb = [real(match[1]) for line in lines if (match := _MEMORY.search(line))]

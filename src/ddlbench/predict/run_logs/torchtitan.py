@@ -44,6 +44,7 @@ from ddlbench.predict.run_logs.logged_run import (
     real,
     settle,
     whole,
+    whole_lines,
 )
 
 _STEP = re.compile(
@@ -82,7 +83,7 @@ def lines_of(text: str) -> int:
 
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
-    lines = uncoloured_lines(text)
+    lines = whole_lines(text)
     by_step: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
     validated: set[int] = set()
     in_order: list[int] = []
