@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import click
 
+from ddlbench.common.captured_text import decoded
 from ddlbench.common.document import refuse_compressed
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import GB, MB, MBIT_PER_S, MS, counted, duration_text, size_text
@@ -21,7 +22,6 @@ from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.nvidia_programs import decoded
 from ddlbench.interconnect.p2p import is_p2p, parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.predict.collective_times import OPERATIONS, Library

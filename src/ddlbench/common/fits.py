@@ -296,17 +296,24 @@ def _fit_line(sizes: Floats, times: Floats, first: int, last: int) -> _Line:
 def _intervals(
     columns: Floats, weights: Floats, residuals: Floats, values: tuple[float, float]
 ) -> list[Interval | None]:
-    """95 % intervals (Student's t) of alpha and beta, cut at zero."""
+    """95 % intervals (Student's t) of alpha and beta, cut at zero.
+
+    Errors of outliers weigh less, but so does what is known from them: the variance is that of
+    Huber's estimates (Huber and Ronchetti 2009, equations 7.81 to 7.83).
+    """
     from scipy.stats import t as student  # noqa: PLC0415 - slow to import, and only fitting needs it
 
-    freedom = len(residuals) - 2
-    matrix = columns.T @ (weights[:, None] * columns)
+    count = len(residuals)
+    freedom = count - 2
+    matrix = columns.T @ columns
     scale = np.sqrt(np.diag(matrix))
     if freedom < 1 or np.any(scale == 0):
         return [None, None]
     # Scaled to ones on the diagonal, as alpha and beta differ by ten decades.
     inverse = np.linalg.pinv(matrix / np.outer(scale, scale)) / np.outer(scale, scale)
-    variance = float(weights @ residuals**2) / freedom
+    inliers = float(np.mean(weights >= 1))
+    correction = 1 + 2 / count * (1 - inliers) / inliers
+    variance = correction**2 * float(np.sum((weights * residuals) ** 2)) / freedom / inliers**2
     reach = student.ppf(0.975, freedom) * np.sqrt(variance * np.diag(inverse))
     return [
         (max(0.0, value - float(half)), value + float(half))

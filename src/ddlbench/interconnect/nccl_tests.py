@@ -11,9 +11,10 @@ r"""Parse what NVIDIA's nccl-tests print (``all_reduce_perf`` and its like, BSD-
 Times are microseconds, rates GB/s. Nothing names the operation before version 2.17; the command
 line may, else the ratio of both rates tells it: 2 (n - 1) / n for an all-reduce, (n - 1) / n for
 all-gather and reduce-scatter, which have a ``redop`` or none, 1 for broadcast. All-to-all and
-send-receive have the same ratios, but ``N/A`` for what is wrong in place. A size is the whole
-buffer. ``redop`` and ``root`` are missing in old versions. Lines may begin with a rank, a host or
-the time. Several runs in one text are repeats if they have as many ranks and the same operation.
+send-receive have the same ratios, but ``N/A`` for what is wrong in place; so do gather, scatter and
+reduce, but a ``root`` from 0 on. A size is the whole buffer. ``redop`` and ``root`` are missing in
+old versions. Lines may begin with a rank, a host or the time. Several runs in one text are repeats
+if they have as many ranks and the same operation.
 All rows of a text have as many columns as its heading: one with fewer was cut off.
 """
 
@@ -27,8 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.common.errors import ConfigError
-from ddlbench.interconnect.nvidia_programs import uncoloured_lines
 
 _NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|(?i:n/a|nan|inf))"
 _HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
@@ -103,6 +104,7 @@ class NcclTest:
 class _Row:
     size: int
     reduces: bool | None
+    has_root: bool | None
     time_s: float
     ratio: float | None
     wrong: int
@@ -242,7 +244,9 @@ def _read(match: re.Match[str]) -> _Row | None:
         return None
     time_s, ratio, wrong = timed[0]
     unchecked = len(both) == 2 and both[1][-1] == "N/A" != both[0][-1]
-    return _Row(size, None if redop is None else redop != "none", time_s, ratio, wrong, unchecked)
+    reduces = None if redop is None else redop != "none"
+    has_root = None if match[5] is None else int(match[5]) >= 0
+    return _Row(size, reduces, has_root, time_s, ratio, wrong, unchecked)
 
 
 def _times(words: Sequence[str]) -> tuple[float, float | None, int] | None:
@@ -274,11 +278,16 @@ def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
     other = _OTHERS.search(text)
     ratios = _ratios(rows)
     unchecked = rows[0].unchecked_in_place
-    if other or len(named) > 1 or unchecked or not ratios:
+    rooted = bool(ratios) and _is_of_a_root(rows[0], median(ratios))
+    if other or len(named) > 1 or unchecked or rooted or not ratios:
         what = other[0] if other and not named else "several tests" if named else "its rates"
+        if rooted and not (other or named):
+            what = "a test with a root (reduce_perf, gather_perf, scatter_perf)"
         if unchecked and not (other or named):
             what = "a test without a check in place (alltoall_perf, sendrecv_perf)"
-        by_name = "" if other or named or unchecked else " (`links compare` takes --operation)"
+        by_name = (
+            "" if other or named or unchecked or rooted else " (`links compare` takes --operation)"
+        )
         raise ConfigError(
             f"{where}: {what} cannot be compared; give the output of one of all_reduce_perf, "
             f"all_gather_perf, reduce_scatter_perf, broadcast_perf{by_name}"
@@ -289,9 +298,22 @@ def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
         return "all_reduce"
     if ranks == 2 and abs(ratio - 1) < 0.05 and rows[0].reduces:
         return "all_reduce"  # 2 (n - 1) / n is 1
-    if ratio > 0.97:
+    if _is_broadcast(rows[0], ratio):
         return "broadcast"
     return "reduce_scatter" if rows[0].reduces else "all_gather"
+
+
+def _is_of_a_root(row: _Row, ratio: float) -> bool:
+    """Whether it has a root, but is no broadcast: a reduce, gather or scatter."""
+    return bool(row.has_root) and ratio <= 1 and not _is_broadcast(row, ratio)
+
+
+def _is_broadcast(row: _Row, ratio: float) -> bool:
+    """Whether a row that is no all-reduce is a broadcast's, whose rates are the same number.
+
+    On many ranks (n - 1) / n is nearly 1, too.
+    """
+    return ratio == 1 and not row.reduces
 
 
 def _ratios(rows: Iterable[_Row]) -> list[float]:

@@ -27,7 +27,7 @@ from ddlbench.predict.collective_times import (
     size_class,
 )
 from ddlbench.predict.constants import Array, Fit, HeldOut, fit
-from ddlbench.predict.hardware import DeviceSheet, Fabric
+from ddlbench.predict.hardware import DeviceSheet, Fabric, chip_of
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     check_columns,
@@ -51,7 +51,8 @@ class Points:
     """Measured collectives of several sweeps.
 
     Args:
-        rows: the table, checked; ``sweep`` names accelerator and nodes.
+        rows: the table, checked; ``sweep`` names accelerator and nodes, ``chip`` is the
+            accelerator's, whatever the table calls it.
         groups: of each.
     """
 
@@ -129,6 +130,7 @@ def read_points(
         cards = pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices])
     lacking = (table["nodes"] > 1) & cards.isna()
     refuse(lacking, table["nodes"], where, f"{{!r}} nodes need a network; fill {_CARDS}")
+    table["chip"] = table["accelerator"].map({name: chip_of(str(name)) for name in named})
     table["sweep"] = [
         f"{name}, {nodes:g} node{'s' if nodes > 1 else ''}"
         for name, nodes in zip(table["accelerator"], table["nodes"], strict=True)
@@ -146,7 +148,7 @@ def read_points(
 
 
 def fit_points(points: Points, library: Library) -> Fit:
-    """Fit the library's constants to points; each sweep weighs alike.
+    """Fit the library's constants to points; each sweep weighs alike, as its points err together.
 
     Args:
         points: of any number of sweeps.
@@ -154,6 +156,7 @@ def fit_points(points: Points, library: Library) -> Fit:
     """
     sweeps = points.rows["sweep"]
     weights = 1 / sweeps.map(sweeps.value_counts()).to_numpy(dtype=float)
+    _, groups = np.unique(sweeps.to_numpy(dtype=str), return_inverse=True)
     return fit(
         library.with_priors(),
         points.expected_s,
@@ -161,6 +164,7 @@ def fit_points(points: Points, library: Library) -> Fit:
         soft=_SOFT,
         pull=_PULL,
         weights=weights / weights.mean(),
+        groups=groups,
     )
 
 
@@ -292,7 +296,7 @@ def _with_shipped(given: Points) -> Points:
     """The shipped points and those of a table, each once."""
     known = read_points(pd.read_csv(PUBLISHED))
     rows = pd.concat([known.rows, given.rows], ignore_index=True)
-    keys = ["accelerator", "nodes", "ranks", "payload_bytes", "time_s"]
+    keys = ["chip", "nodes", "ranks", "payload_bytes", "time_s"]
     groups = {
         name: np.concatenate([values, getattr(given.groups, name)])
         for name, values in vars(known.groups).items()
@@ -349,11 +353,12 @@ def _kinds_of(points: Points, hold_out: str) -> Array:
         case "gpus":
             return rows["nodes"].to_numpy(dtype=int).astype(str)
         case "device":
-            return rows["accelerator"].to_numpy(dtype=str)
+            return rows["chip"].to_numpy(dtype=str)
         case "submitter" if "source" in rows:
             return rows["source"].fillna("").str.split().str[0].to_numpy(dtype=str)
         case _:
-            return rows["sweep"].to_numpy(dtype=str)
+            nodes = rows["nodes"].map("{:g}".format)
+            return (rows["chip"] + ", " + nodes).to_numpy(dtype=str)
 
 
 def _filters(rows: pd.DataFrame) -> dict[str, Array]:

@@ -15,8 +15,10 @@ of GPTs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import MinLen
@@ -130,6 +132,23 @@ class DeviceSheet(Sourced):
             ),
             None,
         )
+
+
+_CHIP = re.compile(r"\b[A-Z]+\d+S?(?=\W|$)")
+
+
+@cache
+def device_of(name: str) -> str:
+    """The description of the device that a table names so; the name itself if it is not known."""
+    sheet = DeviceSheet.called(name)
+    return name if sheet is None else sheet.description
+
+
+def chip_of(name: str) -> str:
+    """``NVIDIA A100-SXM4-80GB (400W)`` and ``a100-pcie-40gb`` are an A100."""
+    device = device_of(name)
+    match = _CHIP.search(device.upper())
+    return match[0] if match else device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array, Fit, fit
-from ddlbench.predict.hardware import Fabric, Software
+from ddlbench.predict.hardware import Fabric, Software, chip_of
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     check_columns,
@@ -521,8 +521,8 @@ def _families(rows: pd.DataFrame) -> pd.Series[str]:
 
 
 def _chips(names: pd.Series[str]) -> pd.Series[str]:
-    """``NVIDIA A100-SXM4-80GB (400W)`` is an A100."""
-    return names.str.extract(r"\b([A-Z]+\d+S?)(?=\W|$)", expand=False).fillna(names)
+    """Of accelerators."""
+    return names.map({name: chip_of(name) for name in names.unique()})
 
 
 def _filters(rows: pd.DataFrame) -> dict[str, Array]:

@@ -222,6 +222,7 @@ def fitted(
         ConfigError: there are fewer rows than constants.
     """
     constants = shipped().with_priors()
+    kinds = [np.full(len(network.seconds), network.name) for network in networks]
     parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
         (
             partial(block_s, network),
@@ -233,12 +234,16 @@ def fitted(
     names = set(_OF_PROFILE) if networks else set()
     if runs is not None:
         parts.append((partial(run_s, runs), runs.step_s, _alike(runs.device)))
+        kinds.append(runs.device)
         names |= {*_OF_RUNS, "memory_share"}
     if eager is not None:
         parts.append((partial(eager_s, eager), eager.step_s, _alike(eager.network)))
+        kinds.append(np.char.add("eager ", eager.network))
         names |= {*_OF_PROFILE, *_OF_EAGER} - {"timed_call_s"}
     seconds = np.concatenate([part[1] for part in parts])
     timed = seconds > 0
+    # Blocks of a network, or runs of a device, err together.
+    _, groups = np.unique(np.concatenate(kinds)[timed], return_inverse=True)
     fitted = fit(
         constants,
         lambda tried: np.concatenate([part[0](tried) for part in parts])[timed],
@@ -246,6 +251,7 @@ def fitted(
         soft=_SOFT,
         pull=_PULL,
         weights=np.concatenate([part[2] for part in parts])[timed],
+        groups=groups,
         names=[name for name in constants.constants if name in names],
     )
     return constants.fitted_to(fitted)

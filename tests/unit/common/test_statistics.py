@@ -83,6 +83,18 @@ def test_a_ratio_lies_in_its_interval_and_is_the_same_twice(pairs):
     assert actual == ratio_interval(base, cell)
 
 
+@pytest.mark.parametrize("pairs", [3, 5])
+def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says(pairs):
+    random = np.random.default_rng(1)
+    hits = []
+    for _ in range(150):
+        actual = ratio_interval(
+            2 * random.lognormal(0, 0.1, pairs), random.lognormal(0, 0.1, pairs)
+        )
+        hits.append(actual.low <= 2 <= actual.high)
+    assert np.mean(hits) == pytest.approx(actual.coverage, abs=0.08)
+
+
 def test_pairing_narrows_the_interval():
     drift = np.linspace(1, 3, 9)
     assert ratio_interval(2 * drift, drift).high == pytest.approx(2.0, rel=0.6)

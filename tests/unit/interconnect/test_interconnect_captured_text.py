@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from ddlbench.common.captured_text import decoded
 from ddlbench.common.errors import ConfigError
-from ddlbench.interconnect.nvidia_programs import decoded, plain_lines, printed_number
+from ddlbench.interconnect.nvidia_programs import plain_lines, printed_number
 
 KNOWN = re.compile(r"(?:Devices: \d+|Matrix|Sum)$")
 PRINTED = ["Devices: 2", "", "Matrix", "   D\\D     0      1 ", "     0 100.00 101.00", "Sum"]

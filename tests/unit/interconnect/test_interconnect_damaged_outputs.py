@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from p2p_printer import printed
 from test_interconnect_nvbandwidth import GOOD, document
 
+from ddlbench.common.captured_text import decoded
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.nvidia_programs import decoded
 from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 

@@ -79,6 +79,21 @@ def test_the_operation_shows_in_the_rates(ratio, redop, operation):
     assert parse_nccl_tests(text(row), "out").operation == operation
 
 
+@pytest.mark.parametrize(
+    ("redop", "operation"), [("sum", "reduce_scatter"), ("none", "all_gather")]
+)
+def test_on_many_ranks_the_rates_are_no_broadcast_s(redop, operation):
+    row = f" 1073741824 268435456 float {redop} -1 4607.6 233.04 {233.04 * 127 / 128:.2f} 0\n"
+    assert parse_nccl_tests(text(row, 128), "out").operation == operation
+
+
+@pytest.mark.parametrize(("redop", "busbw"), [("sum", "100.00"), ("none", "93.75")])
+def test_a_reduce_a_gather_and_a_scatter_have_a_root(redop, busbw):
+    row = f" 1073741824 268435456 float {redop} 0 4607.6 100.00 {busbw} 0\n"
+    with pytest.raises(ConfigError, match="a test with a root .*reduce_perf.* cannot be compared"):
+        parse_nccl_tests(text(row), "out")
+
+
 def test_the_name_of_the_program_counts_before_the_rates():
     named = text(name=NAMED.format("reduce_scatter"))
     assert parse_nccl_tests(named, "out").operation == "reduce_scatter"

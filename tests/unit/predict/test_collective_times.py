@@ -13,6 +13,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.predict.collective_points import (
     PUBLISHED,
     calibrated,
+    fit_points,
     measured_at,
     read_points,
     refitted,
@@ -269,3 +270,24 @@ def test_classes_of_sizes():
     assert [size_class(size) for size in (1, 2**20, 2**26)] == [
         "below 1 MB", "1 to 64 MB", "64 MB and more",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("hold_out", ["model", "device"])
+def test_another_name_of_a_device_does_not_teach_what_is_held_out(hold_out):
+    published = pd.read_csv(PUBLISHED)
+    rows = published[published["accelerator"] == "H100"].reset_index(drop=True)
+    renamed = rows.assign(accelerator="NVIDIA H100 80GB HBM3")
+    errors = [
+        score(table, ScoreQuestion(hold_out))["mean_absolute_error"] for table in (rows, renamed)
+    ]
+    assert errors[1] == pytest.approx(errors[0])
+
+
+def test_copies_of_points_do_not_narrow_the_intervals_of_constants(library):
+    published = pd.read_csv(PUBLISHED)
+    many = pd.concat([published] * 10, ignore_index=True)
+    once, copied = (
+        fit_points(read_points(table), library).relative_errors for table in (published, many)
+    )
+    for name in ("ring_share", "switch_share", "network_share", "node_s"):
+        assert copied[name] > 0.9 * once[name], name

@@ -403,3 +403,33 @@ def test_empty_columns_are_left_out():
     assert table_text([run]).splitlines()[0] == (
         "source,log,status,global_batch,step_s,steps_counted,tflops_a_device,note"
     )
+
+
+@pytest.mark.parametrize("noise", ["\xa0", " \u200b", " \x1b]0;title\x07"])
+def test_signs_that_nobody_sees_change_no_value(noise):
+    line = event(1, "global_batch_size", 64)
+    log = "\n".join([line, *settings(), *epochs(3)])
+    assert mlperf.read(log.replace(" ", noise), "log") == mlperf.read(log, "log")
+
+
+MEGATRON_LINE = (
+    " iteration {0:8d}/      20 | consumed samples: 512 | "
+    "elapsed time per iteration (ms): {0}00.0 | throughput per GPU (TFLOP/s/GPU): 240.0 | "
+    "global batch size:   128 | lm loss: 1.8E+00 |"
+)
+TITAN_LINE = (
+    "[titan] 2025-07-21 15:00:{0:02d},000 - root - INFO - step: {0:2d}  loss:  6.2250  "
+    "memory:  1.41GiB(1.79%)  tps: {0},856  tflops: 339.16  mfu: 34.29%"
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "line"), [(megatron.read, MEGATRON_LINE), (torchtitan.read, TITAN_LINE)]
+)
+def test_a_log_that_ends_anywhere_has_the_values_of_its_whole_lines(read, line):
+    lines = [line.format(number) for number in range(1, 7)]
+    known = [read("\n".join(lines[:count]) + "\n", "log") for count in (5, 6)]
+    for end in range(len(lines[-1])):
+        cut = read("\n".join([*lines[:-1], lines[-1][:end]]), "log")
+        for name in ("step_s", "global_batch", "tokens_per_s_a_device", "memory_gib"):
+            assert getattr(cut, name) in [getattr(each, name) for each in known], end

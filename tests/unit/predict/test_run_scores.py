@@ -197,3 +197,13 @@ def test_a_table_without_one_of_its_columns_is_told_which(tmp_path):
     path.write_text("model,layers,tensor,pipeline,memory_gib\n1B,16,1,1,20\n")
     with pytest.raises(ConfigError, match="one like playbook also needs zero_stage; one like"):
         score_file(path, ScoreQuestion())
+
+
+def test_another_name_of_a_device_does_not_teach_what_is_held_out():
+    published = pd.read_csv(FOUNDRY)
+    rows = published[published["accelerator"] == "A100-SXM-40GB"].reset_index(drop=True)
+    renamed = rows.assign(accelerator="NVIDIA A100-SXM4-40GB")
+    errors = [
+        score(table, ScoreQuestion("device"))["mean_absolute_error"] for table in (rows, renamed)
+    ]
+    assert errors[1] == pytest.approx(errors[0])

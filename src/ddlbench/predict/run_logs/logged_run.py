@@ -18,13 +18,13 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Name, Positive
 
 _Value = TypeVar("_Value")
 MOST_WARM_UP = 10
 MEGATRON, TORCHTITAN, MLPERF = "Megatron", "torchtitan", "MLPerf"
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory")
 COMPLETE, CUT, OUT_OF_MEMORY = "complete", "cut off", "out of memory"
 
@@ -119,9 +119,15 @@ def _cell(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
-def plain(text: str) -> list[str]:
-    """Lines of a log without colours and carriage returns."""
-    return _ESCAPE.sub("", text).replace("\r", "\n").split("\n")
+def whole_lines(text: str) -> list[str]:
+    """Lines of a log without colours.
+
+    A log that is still written ends anywhere: a number that ends it may lack digits, and is left
+    out.
+    """
+    *lines, last = uncoloured_lines(text)
+    words, _, end = last.rpartition(" ")
+    return [*lines, words if any(sign.isdigit() for sign in end) else last]
 
 
 def settle(settings: dict[str, Any], name: str, value: Any, source: str) -> None:

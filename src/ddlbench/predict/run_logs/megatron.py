@@ -21,6 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.predict.run_logs.logged_run import (
     AGAIN,
     COMPLETE,
@@ -33,10 +34,10 @@ from ddlbench.predict.run_logs.logged_run import (
     begins_again,
     median_of,
     out_of_memory,
-    plain,
     real,
     settle,
     whole,
+    whole_lines,
 )
 
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
@@ -77,12 +78,16 @@ _WORLD = {
 
 def lines_of(text: str) -> int:
     """How many lines only Megatron prints."""
-    return sum(1 for line in plain(text) if _ITERATION.search(line) and "consumed samples" in line)
+    return sum(
+        1
+        for line in uncoloured_lines(text)
+        if _ITERATION.search(line) and "consumed samples" in line
+    )
 
 
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
-    lines = plain(text)
+    lines = whole_lines(text)
     steps: dict[int, tuple[float, int | None, float | None]] = {}
     numbers: list[int] = []
     last = 0
@@ -99,6 +104,8 @@ def read(text: str, source: str) -> LoggedRun:
             )
     values = _arguments(lines, source)
     rows = [steps[number] for number in sorted(steps)]
+    if any(row[1] for row in rows):
+        rows = [row for row in rows if row[1]]  # a line that was cut off has no batch
     batch = rows[-1][1] if rows else None
     counted = after_warm_up([row for row in rows if row[1] == batch])
     memory_mb = [real(match[1]) for line in lines if (match := _MEMORY.search(line))]

@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.run_logs.logged_run import (
     CUT,
@@ -36,7 +37,6 @@ from ddlbench.predict.run_logs.logged_run import (
     after_warm_up,
     median_of,
     out_of_memory,
-    plain,
     real,
     whole,
 )
@@ -66,7 +66,7 @@ def lines_of(text: str) -> int:
 
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
-    events = list(_events(plain(text)))
+    events = list(_events(uncoloured_lines(text)))
     first: dict[str, _Event] = {}
     for event in events:
         first.setdefault(event.key, event)

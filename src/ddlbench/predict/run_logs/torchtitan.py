@@ -28,6 +28,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.predict.run_logs.logged_run import (
     AGAIN,
     COMPLETE,
@@ -40,10 +41,10 @@ from ddlbench.predict.run_logs.logged_run import (
     begins_again,
     median_of,
     out_of_memory,
-    plain,
     real,
     settle,
     whole,
+    whole_lines,
 )
 
 _STEP = re.compile(
@@ -77,12 +78,12 @@ _DONE = re.compile(r"Training completed")
 
 def lines_of(text: str) -> int:
     """How many lines only torchtitan prints."""
-    return sum(1 for line in plain(text) if _STEP.search(line))
+    return sum(1 for line in uncoloured_lines(text) if _STEP.search(line))
 
 
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
-    lines = plain(text)
+    lines = whole_lines(text)
     by_step: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
     validated: set[int] = set()
     in_order: list[int] = []

@@ -26,7 +26,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array, Fit, HeldOut
-from ddlbench.predict.hardware import Accelerators, Software
+from ddlbench.predict.hardware import Accelerators, Software, device_of
 from ddlbench.predict.run_tables import ScoreQuestion, each_kind, error_means, rows_of_kind
 from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
@@ -200,7 +200,7 @@ def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
         case "layers":
             return runs.decoders["layers"]
         case _:
-            return runs.accelerators
+            return np.array([device_of(name) for name in runs.accelerators.tolist()])
 
 
 def predictions(runs: TrainingRuns, software: Software) -> Predictions:
