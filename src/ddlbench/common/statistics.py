@@ -71,16 +71,20 @@ def scaled(value: float, median: float, low: float, high: float) -> Interval:
 
 
 def ratio_interval(base: Sequence[float], cell: Sequence[float]) -> Interval:
-    """Ratio of medians, base over cell, with a bootstrap interval over paired repeats.
+    """Ratio of medians, base over cell, with a bootstrap interval over paired repeats."""
+    over, under = np.asarray(base, dtype=float), np.asarray(cell, dtype=float)
+    ratio = float(np.median(over) / np.median(under))
+    low, high = _bootstrap((over, under), _ratio_of_medians, paired=True)
+    return Interval(ratio, min(low, ratio), max(high, ratio), ratio_coverage(len(over)))
+
+
+def ratio_coverage(pairs: int) -> float:
+    """How often the interval of a ratio holds it.
 
     Fewer than six pairs cannot give 95 %, as of :func:`median_interval`: all of them lie on one
     side of the truth too often.
     """
-    over, under = np.asarray(base, dtype=float), np.asarray(cell, dtype=float)
-    ratio = float(np.median(over) / np.median(under))
-    low, high = _bootstrap((over, under), _ratio_of_medians, paired=True)
-    coverage = min(CONFIDENCE, 1 - 2.0 ** (1 - len(over)))
-    return Interval(ratio, min(low, ratio), max(high, ratio), coverage)
+    return min(CONFIDENCE, 1 - 2.0 ** (1 - pairs))
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:

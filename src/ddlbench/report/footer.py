@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.statistics import CONFIDENCE
+from ddlbench.common.statistics import CONFIDENCE, ratio_coverage
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
@@ -28,7 +28,6 @@ _COLUMNS = {
 }  # fmt: skip
 """Each sign, and the column of the summary that tells of it."""
 SIGNS = "".join(_COLUMNS)
-_ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,11 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
         counts = repeated["n"]
     number = span_text(counts.astype(int))
     if ratio and counts.min() > 2:
-        few = counts.min() < _ENOUGH
-        held = ", nominally: so few repeats hold the ratio less often" if few else ""
-        return f"95 % paired bootstrap interval over {number} repeats{held}"
+        coverage = ratio_coverage(int(counts.min()))
+        if coverage < CONFIDENCE:
+            held = f"holds the ratio with {coverage:.0%}"
+            return f"paired bootstrap interval over {number} repeats ({held})"
+        return f"95 % paired bootstrap interval over {number} repeats"
     coverage = repeated["coverage"].min()
     if coverage < CONFIDENCE:
         return f"range of {number} repeats (holds the median with {coverage:.0%})"
