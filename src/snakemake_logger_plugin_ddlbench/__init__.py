@@ -24,6 +24,7 @@ _CTRL_C = "Terminating processes on user request"
 _SIGTERM = "Will exit after finishing currently running jobs"
 # What Snakemake says of itself between jobs.
 _CHATTER = (
+    "--keep-incomplete mode is set",
     "Assuming unrestricted shared filesystem usage",
     "Building DAG of jobs",
     "Complete log",

@@ -5,6 +5,7 @@ The tests of this module share one copy of the project and build on each other, 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -94,6 +95,29 @@ def test_plan_counts_cells_before_and_after(workflow, first):
 
 def test_second_run_has_nothing_to_do(workflow, first):
     assert workflow.snakemake(config="experiment.yaml").did_nothing
+
+
+def test_a_result_that_a_killed_run_did_not_wait_for_is_not_measured_again(workflow, first):
+    result = (workflow.cell("plain", "ddp") / "result.json").relative_to(workflow.folder)
+    # Snakemake's mark on the output of a job whose end it has not seen.
+    mark = base64.urlsafe_b64encode(str(result).encode()).decode()
+    marks = workflow.folder / ".snakemake" / "incomplete"
+    (marks / mark).write_text('{"external_jobid": null}')
+    assert workflow.snakemake(config="experiment.yaml").did_nothing
+
+
+def test_a_result_stays_if_its_job_fails_later(workflow, first):
+    result = workflow.cell("plain", "sequential") / "result.json"
+    result.unlink()
+    script = workflow.folder / "workflow" / "scripts" / "run_cell.py"
+    whole = script.read_text()
+    script.write_text(f"{whole}\nsys.exit(1)\n")
+    ended = workflow.snakemake("cells", config="experiment.yaml")
+    assert (ended.code, "incomplete" in ended.text) == (1, False)
+    script.write_text(whole)
+    assert result.exists()
+    assert workflow.snakemake("cells", config="experiment.yaml").did_nothing
+    assert workflow.snakemake(config="experiment.yaml").code == 0
 
 
 def test_touched_sources_are_no_reason_to_measure_again(workflow, first):

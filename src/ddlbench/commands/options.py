@@ -15,7 +15,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import WholeNumber
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import CONFIG, check_results, enter_project
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Site, site_file
 from ddlbench.planning.matrix import MatrixRow, matrix_of
 
 Selected = tuple[Experiment, Site, list[MatrixRow]]
@@ -69,7 +69,7 @@ def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> s
     if Path(experiment.where) != CONFIG:
         parts += ["--configfile", experiment.where]
     settings = list(experiment.given)
-    if site.name != experiment.site:
+    if site.name != site_file(experiment.site).stem:
         settings.append(f"site={site.name}")
     if settings:
         parts += ["--config", *settings]

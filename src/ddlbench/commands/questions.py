@@ -61,12 +61,14 @@ _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_p
 class Questions:
     """What the options of a command say.
 
-    ``configfile`` is the experiment whose cells are measured; None for single cells.
+    ``configfile`` is the experiment whose cells are measured; None for single cells. ``site_given``
+    is the name or the path of the site's file, as the user wrote it; empty is the site's name.
     """
 
     each: tuple[Question, ...]
     site: Site
     configfile: Path | None = None
+    site_given: str = ""
 
     @property
     def single(self) -> Question:
@@ -136,7 +138,8 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         question.check_names()
         _check_fabric(question, site)
     _check_network(questions[0], site)
-    return Questions(tuple(questions), site, configfile)
+    given_site = site_name if experiment is None else experiment.site
+    return Questions(tuple(questions), site, configfile, given_site or "")
 
 
 def _check_network(question: Question, site: Site) -> None:
@@ -278,7 +281,7 @@ def by_workflow(
         command = [sys.executable, "-m", "snakemake", str(path)]
         command += ["--profile", f"profiles/{site.launcher}"]
         command += ["--configfile", str(questions.configfile or CONFIG)]
-        command += ["--config", f"site={site.name}"]
+        command += ["--config", f"site={questions.site_given or site.name}"]
         if questions.configfile is None:  # the cell belongs to no experiment
             command.append("experiment=single-cells")
         ended = subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)

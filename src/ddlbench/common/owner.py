@@ -147,8 +147,15 @@ def heart_beats(folder: Path, stale_s: float = STALE_S) -> bool | None:
     """Whether the heartbeat of a folder, or its lease, is young; None if nothing can be said."""
     changes_s = [_changed_s(folder / name) for name in (HEARTBEAT, "lease.json")]
     known_s = [changed_s for changed_s in changes_s if changed_s is not None]
-    if not known_s:
+    now_s = clock_s(folder) if known_s else None
+    if now_s is None:
         return None
+    # A time that lies ahead is from before the file system's clock was set back.
+    return abs(now_s - max(known_s)) < stale_s
+
+
+def clock_s(folder: Path) -> float | None:
+    """What the clock of a folder's file system says; None where nothing can be written."""
     probe = folder / f".now-{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}"
     try:
         probe.touch()
@@ -156,8 +163,7 @@ def heart_beats(folder: Path, stale_s: float = STALE_S) -> bool | None:
         probe.unlink()
     except OSError:
         return None
-    # A time that lies ahead is from before the file system's clock was set back.
-    return abs(now_s - max(known_s)) < stale_s
+    return now_s
 
 
 def _changed_s(path: Path) -> float | None:

@@ -33,6 +33,10 @@ class EmulationFailed(RuntimeError):  # noqa: N818 - a state of the machine, sho
     """Nodes or links could not be made, or broke down."""
 
 
+class HelperKilled(EmulationFailed):
+    """A signal ended a helper program, which tells nothing of what this machine can do."""
+
+
 _TOOLS = ("unshare", "nsenter", "mount", "hostname", "ip", "sh", "cat")
 # A user's PATH often lacks the last two folders.
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
@@ -57,14 +61,21 @@ def run_tool(command: Sequence[str], text: str = "") -> str:
 
     Raises:
         EmulationFailed: it failed; with its error message.
+        HelperKilled: a signal ended it.
     """
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, check=False, env=_environment()
     )
+    _refuse_killed(done.returncode, command)
     if done.returncode:
         message = " ".join((done.stderr or done.stdout).split())
         raise EmulationFailed(message or f"status {done.returncode}")
     return done.stdout
+
+
+def _refuse_killed(status: int | None, command: Sequence[str]) -> None:
+    if status is not None and status < 0:
+        raise HelperKilled(f"{Path(command[0]).name} was ended by signal {-status}")
 
 
 def end_by_closing_pipes(process: subprocess.Popen[bytes]) -> None:
@@ -87,6 +98,7 @@ class Held:
 
     Raises:
         EmulationFailed: the namespaces could not be made.
+        HelperKilled: a signal ended the holder.
     """
 
     def __init__(self, command: Sequence[str], kinds: Sequence[str]) -> None:
@@ -104,6 +116,7 @@ class Held:
         if self._process.stdout.readline() != b"ready\n":
             message = self._process.stderr.read().decode(errors="replace")
             self.close()
+            _refuse_killed(self._process.returncode, command)
             raise EmulationFailed(" ".join(message.split()) or "a namespace could not be made")
 
     @property
@@ -137,6 +150,8 @@ class Space:
         """
         try:
             run_tool([tool("unshare"), "--net", "true"])
+        except HelperKilled:
+            raise
         except EmulationFailed:
             command = [tool("unshare"), "--user", "--map-root-user", "sh", "-c", _HOLD]
             self._user = Held(command, ("user",))

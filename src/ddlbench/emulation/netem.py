@@ -22,6 +22,7 @@ from ddlbench.emulation.namespaces import (
     QUEUE_PACKETS,
     EmulationFailed,
     Held,
+    HelperKilled,
     Space,
     burst_packets,
     netem_limit,
@@ -33,7 +34,11 @@ from ddlbench.experiment.fabric import LinkCondition
 
 
 def missing_netem(space: Space) -> str | None:
-    """Why the kernel's netem cannot be used; None if it can."""
+    """Why the kernel's netem cannot be used; None if it can.
+
+    Raises:
+        HelperKilled: a signal ended the program that tried it.
+    """
     try:
         run_tool(
             [
@@ -41,6 +46,8 @@ def missing_netem(space: Space) -> str | None:
                 *(tool("tc"), "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"),
             ]
         )
+    except HelperKilled:
+        raise
     except EmulationFailed as error:
         return f"tc netem: {error}"
     return None

@@ -25,6 +25,7 @@ from ddlbench.emulation.namespaces import (
     Backend,
     EmulationFailed,
     Held,
+    HelperKilled,
     Space,
     missing_tools,
     tool,
@@ -42,7 +43,11 @@ _GO_BACK = 'sh -c \'cd "$0" && exec "$@"\' "$(pwd -P)" "$@"'
 
 
 def available(backend: str = "auto") -> str | None:
-    """Why nodes cannot be emulated here with a backend ("auto" for any); None if they can."""
+    """Why nodes cannot be emulated here with a backend ("auto" for any); None if they can.
+
+    Raises:
+        HelperKilled: a signal ended a program that tried it.
+    """
     lacking = missing_tools()
     if lacking:
         return f"{', '.join(lacking)} not in PATH (util-linux, iproute2, hostname)"
@@ -50,6 +55,8 @@ def available(backend: str = "auto") -> str | None:
         with Space() as space, tempfile.NamedTemporaryFile() as hosts:
             space.hold("trial", hosts.name)
             return _choice(backend, space)[1]
+    except HelperKilled:
+        raise
     except EmulationFailed as error:
         return f"no namespaces can be made: {error}"
 

@@ -456,7 +456,7 @@ def making_command(site: str, files: Iterable[Path]) -> str:
     with suppress(ConfigError):
         launcher = load_site(site).launcher
     with suppress(ConfigError):
-        planned = read_yaml(project_root() / CONFIG).get("site", site)
+        planned = _site_in(project_root() / CONFIG, site)
     files = list(files)
     targets = [shlex.quote(str(file)) for file in files]
     words = ["snakemake", "--profile", f"profiles/{launcher}", *targets]
@@ -464,5 +464,10 @@ def making_command(site: str, files: Iterable[Path]) -> str:
     if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
         words += ["--configfile", shlex.quote(declared)]
         with suppress(ConfigError):
-            planned = read_yaml(Path(declared)).get("site", "local")
+            planned = _site_in(Path(declared), "local")
     return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])
+
+
+def _site_in(experiment: Path, otherwise: str) -> str:
+    """Name of the site that an experiment's file names, or whose path it gives."""
+    return site_file(str(read_yaml(experiment).get("site", otherwise))).stem

@@ -258,10 +258,10 @@ def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabr
         return
     condition = site.fabrics[name]
     cannot = f"fabric {name} cannot be emulated here"
-    reason = available(condition.backend)
-    if reason is not None:
-        raise FabricUnsupported(f"{cannot}: {reason}")
     try:
+        reason = available(condition.backend)
+        if reason is not None:
+            raise FabricUnsupported(f"{cannot}: {reason}")
         with ExitStack() as stack:
             try:
                 emulated = stack.enter_context(EmulatedNodes(condition, *geometry))

@@ -35,6 +35,7 @@ from ddlbench.common.owner import (
     NOBODY,
     Owner,
     Writer,
+    clock_s,
     owner_in,
     run_began_s,
     seems_to_live,
@@ -188,7 +189,8 @@ def _read(folder: Path, me: Owner) -> Owner | None:
     owner = owner_in(path)
     if owner == NOBODY:
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _UNREADABLE_S:
+            # A time that lies ahead is from before the clock was set back.
+            if abs(time.time() - path.stat().st_mtime) > _UNREADABLE_S:
                 _put_aside(folder, NOBODY, me)
         time.sleep(_SHORTLY_S)
         return None
@@ -228,7 +230,9 @@ def _kept_since(folder: Path, when_s: float, seen_ns: int | None) -> Result | Ne
     clock, which may be set meanwhile.
     """
     changed = _changed_ns(folder)
-    if changed is None or (changed <= when_s * 1e9 and changed == seen_ns):
+    if changed is None:
+        return None
+    if changed == seen_ns and (changed <= when_s * 1e9 or _lies_ahead(changed, folder)):
         return None
     try:
         return read_result(folder / _KEPT)
@@ -236,6 +240,12 @@ def _kept_since(folder: Path, when_s: float, seen_ns: int | None) -> Result | Ne
         return newer
     except InvalidResult:
         return None
+
+
+def _lies_ahead(changed_ns: int, folder: Path) -> bool:
+    """Whether a time is later than now, as of files that were copied from a host whose clock is."""
+    now_s = clock_s(folder)
+    return now_s is not None and changed_ns > (now_s + _SHORTLY_S) * 1e9
 
 
 def _changed_ns(folder: Path) -> int | None:

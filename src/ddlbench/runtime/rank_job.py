@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ from ddlbench.runtime.launch import Step, device_variables, own_process, python_
 from ddlbench.runtime.rank_guard import end_with_parent
 from ddlbench.runtime.rank_report import classify
 from ddlbench.runtime.watchdog import Shows, watch
+
+# Within it a job that ran into its time limit has ended.
+_LONGER_S = 600.0
 
 
 class RankJobFailed(RuntimeError):  # noqa: N818 - what happened
@@ -92,6 +96,7 @@ def run_rank_job(
         for rank, (node, local) in enumerate(places)
     ]
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_left_over(folder, site.cell_timeout_s)
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
     run_dir.mkdir()
     fabric = fabric or SiteFabric(site, nodes)
@@ -115,25 +120,33 @@ def run_rank_job(
         interface=rendezvous.interface,
         variables=device_variables(site),
     )
-    launch = fabric.launch(step, rendezvous)
     try:
         outcome = watch(
-            launch,
+            fabric.launch(step, rendezvous),
             log_file(run_dir),
             module.rpartition(".")[2],
             timeout_s=site.cell_timeout_s,
             hang_timeout_s=site.cell_timeout_s,
             display=display,
         )
+        paths = [report_file(run_dir, process.rank) for process in processes]
+        reports = [read_json(path) for path in paths if path.is_file()]
     finally:
-        shutil.copyfile(log_file(run_dir), folder / "log.txt")
-    paths = [report_file(run_dir, process.rank) for process in processes]
-    reports = [read_json(path) for path in paths if path.is_file()]
-    shutil.rmtree(run_dir, ignore_errors=True)
+        if log_file(run_dir).is_file():
+            shutil.copyfile(log_file(run_dir), folder / "log.txt")
+        shutil.rmtree(run_dir, ignore_errors=True)
     failure = _failure(reports, len(processes), outcome.timed_out)
     if failure is not None:
         raise RankJobFailed(f"{failure}; see {folder / 'log.txt'}")
     return reports
+
+
+def _remove_left_over(folder: Path, timeout_s: float) -> None:
+    """Remove the folders of jobs that were killed: no job that still runs is as old."""
+    for left_over in folder.glob(".run-*"):
+        with suppress(FileNotFoundError):  # another job removes it, too
+            if time.time() - left_over.stat().st_mtime > timeout_s + _LONGER_S:
+                shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _failure(reports: list[dict[str, Any]], processes: int, timed_out: bool) -> str | None:

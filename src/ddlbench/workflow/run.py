@@ -24,6 +24,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import os
 import shlex
 import signal
 import socket
@@ -317,6 +318,9 @@ _RESOURCES = {
 }
 
 
+_STDOUT, _STDERR = 1, 2
+
+
 def _field_of(request_for: Callable[[Any], SchedulerRequest], field: str) -> Callable[[Any], Any]:
     return inspected(lambda wildcards: getattr(request_for(wildcards), field))
 
@@ -394,6 +398,7 @@ def logged(path: str, *explained: type[Exception], attempt: int = 1) -> Iterator
         explained: exceptions whose sentence says all; our own traceback would only hide it.
         attempt: of this job.
     """
+    _open_standard_streams()
     log = Path(path)
     now = datetime.now().isoformat(" ", "seconds")
     heading = f"{LOG_HEADING}{Writer.here(attempt)}, {socket.gethostname()}, {now}\n"
@@ -410,6 +415,19 @@ def logged(path: str, *explained: type[Exception], attempt: int = 1) -> Iterator
         _write_log(log, heading + text)
         say_error(error)
         sys.exit(1)
+
+
+def _open_standard_streams() -> None:
+    """Open the standard streams that a shell closed (``<&-``).
+
+    Else the next socket or file gets such a number, and each child has a stream there instead.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, number in (("stdout", _STDOUT), ("stderr", _STDERR)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays
 
 
 def _write_log(log: Path, text: str) -> None:

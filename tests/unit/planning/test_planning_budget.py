@@ -404,6 +404,12 @@ def test_the_next_command_quotes_a_file_with_a_blank() -> None:
     assert words[words.index("--configfile") + 1] == experiment.where
 
 
+def test_the_next_command_leaves_the_path_of_a_site_as_the_file_has_it() -> None:
+    experiment = replace(EXPERIMENT, site=f"elsewhere/{LOCAL.name}.yaml")
+    assert "site=" not in snakemake_command(experiment, LOCAL)
+    assert f"site={LOCAL.name}" in snakemake_command(replace(EXPERIMENT, site="other"), LOCAL)
+
+
 def test_what_is_shown_when_all_is_done(tmp_path: Path) -> None:
     _finish(tmp_path, BASE)
     text = _shown(_rows(BASE), WHOLE_NODES, tmp_path)

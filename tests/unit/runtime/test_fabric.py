@@ -10,6 +10,8 @@ from contextlib import nullcontext
 import pytest
 from cases.rank_reports import rank_failure, rank_report
 
+from ddlbench.emulation import namespaces, netem
+from ddlbench.emulation.namespaces import Held, HelperKilled, Space
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
@@ -268,6 +270,26 @@ def test_a_machine_that_cannot_emulate_says_unsupported(site, tmp_path, monkeypa
     assert result.reason == "fabric lat10 cannot be emulated here: namespaces are forbidden"
     assert read_result(tmp_path / "result.json") == result
     assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_trial_that_a_signal_ended_is_a_failure_and_no_result(site, tmp_path, monkeypatch):
+    kill = tmp_path / "kill"
+    kill.write_text("#!/bin/sh\nkill -9 $$\n")
+    kill.chmod(0o700)
+    for module in (namespaces, netem):
+        monkeypatch.setattr(module, "tool", lambda name: str(kill))
+    for ended in (
+        lambda: Held([str(kill)], ("net",)),
+        Space().__enter__,
+        lambda: netem.missing_netem(Space()),
+    ):
+        with pytest.raises(HelperKilled, match="^kill was ended by signal 9$"):
+            ended()
+    folder = tmp_path / "cell"
+    with pytest.raises(CellFailed, match="fabric lat10: kill was ended by signal 9"):
+        run_cell(CELL, site, folder)
+    assert json.loads((folder / "failure.json").read_text())["cause"] == "infrastructure"
+    assert not (folder / "result.json").exists()
 
 
 def test_a_link_that_misses_its_setting_is_refused_before_any_rank_starts(

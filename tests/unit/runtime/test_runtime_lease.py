@@ -91,6 +91,13 @@ def test_a_result_that_was_deleted_is_measured_anew_not_adopted(tmp_path):
     assert claim(tmp_path, later).kind == "mine"
 
 
+def test_a_deleted_result_whose_time_lies_ahead_is_not_adopted(tmp_path):
+    keep(tmp_path, result())
+    ahead = time.time() + 1e6
+    os.utime(tmp_path / ".kept-result.json", (ahead, ahead))
+    assert claim(tmp_path, Owner.here()).kind == "mine"
+
+
 def test_a_kept_result_of_a_newer_version_is_the_cells_result_as_it_is(tmp_path):
     newer = '{"schema_version": 999, "what": "nobody here knows"}'
     (tmp_path / ".kept-result.json").write_text(newer)
@@ -125,9 +132,11 @@ def test_how_the_job_before_ended_decides(state, kind, status, tmp_path, monkeyp
     assert owner_in(tmp_path / "lease.json") == Owner.here()
 
 
-def test_an_unreadable_lease_does_not_block_for_ever(tmp_path, monkeypatch):
+@pytest.mark.parametrize("age_s", [1e6, -1e6])
+def test_an_unreadable_lease_does_not_block_for_ever(age_s, tmp_path):
     (tmp_path / "lease.json").write_text("{")
-    monkeypatch.setattr(lease, "_UNREADABLE_S", -1.0)
+    changed = time.time() - age_s
+    os.utime(tmp_path / "lease.json", (changed, changed))
     assert claim(tmp_path, Owner.here()).kind == "mine"
 
 
