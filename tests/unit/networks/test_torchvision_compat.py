@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 IMPORT = "import torch, ddlbench.networks.torchvision_compat as compat\n"
 PARTS = "from . import datasets, models, ops, transforms\n"
 # As torchvision's _meta_registrations does, with or without its library.

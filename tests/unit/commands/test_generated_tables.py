@@ -9,7 +9,9 @@ import pytest
 
 from ddlbench.commands.tables import TABLES, GeneratedTable, write_tables
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.slow
 
 
 def _must_be_up_to_date(table: GeneratedTable, root: Path) -> None:
