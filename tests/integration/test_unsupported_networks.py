@@ -49,6 +49,12 @@ def refused(cell: Cell, rank: int, store: Store | None) -> str:
             "layer features_5 (MaxPool2d) has 1 rows, too few for 2 devices",
         ),
         ("parameter-server", "weightless", {}, "the network has no trained weights"),
+        (
+            "tensor-parallel",
+            "weightless",
+            {},
+            "weightless has no two linear layers that tensor-parallel could split",
+        ),
     ],
 )
 def test_it_is_one_sentence_of_every_rank(strategy, network, options, sentence):

@@ -62,11 +62,12 @@ class ModulePair:
 
 def known_pairs(network: nn.Sequential, spec: DatasetSpec) -> LinearPairs | None:
     """What a plan must know of a network's pairs; None if it cannot run on made-up samples."""
-    known = linear_pairs(network)
-    if not known.pairs:
-        return known
+    pairs = find_pairs(network)
+    if not pairs:
+        return linear_pairs(network, pairs)
     with suppress(Exception):
-        return linear_pairs(network, used_alone(network, sample_form(spec, SAMPLES)))
+        whole = used_alone(network, sample_form(spec, SAMPLES))
+        return linear_pairs(network, find_pairs(network, whole))
     return None
 
 
@@ -104,9 +105,8 @@ def find_pairs(
     ]
 
 
-def linear_pairs(network: nn.Sequential, whole: Container[str] = ()) -> LinearPairs:
-    """What a plan must know of a network's pairs."""
-    pairs = find_pairs(network, whole)
+def linear_pairs(network: nn.Sequential, pairs: Sequence[ModulePair]) -> LinearPairs:
+    """What a plan must know of a network with these pairs."""
     layers = dict(network.named_modules())
     heads = [module_pair.units for module_pair in pairs if module_pair.pair.is_attention]
     hidden = [module_pair.units for module_pair in pairs if not module_pair.pair.is_attention]
@@ -130,7 +130,7 @@ def table() -> str:
     for name, spec in built_in_pairs():
         with torch.device("meta"):
             network = load("ddlbench.networks", name)(spec)
-        known = linear_pairs(network)
+        known = linear_pairs(network, find_pairs(network))
         rows.append((name, spec.name, *(getattr(known, column) for column in PAIR_COLUMNS[2:])))
     return csv_text(rows)
 

@@ -332,7 +332,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         return Reason(
             "no_such_format", f"dataset {cell.dataset}: {problem}; write data_format: native"
         )
-    if site.accelerator is not None and strategy.family == "split":
+    if site.accelerator is not None and strategy.splits_layers:
         return Reason(
             "layers_not_emulated",
             "an emulated accelerator knows times of whole blocks, not of parts of a layer",

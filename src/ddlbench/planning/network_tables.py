@@ -10,6 +10,17 @@ transformers by these numbers.
 ``tensor_pairs.csv`` holds the pairs of linear layers that devices can split together. ``make
 tables`` writes all three.
 
+There are two kinds of pairs::
+
+    attention     query  key  value | each head by itself  | output       heads are shared out
+    perceptron    fc1               | GELU, ReLU, ...      | fc2          hidden features are
+                  column-parallel     own features only      row-parallel
+                  own output features                        own input features, sums added up
+
+Between the two halves of a pair every device computes with its own features only, so nothing is
+sent. Therefore only layers that treat every feature alike may stand there; a dropout may not, as
+devices would draw the same numbers for different features.
+
 Traits decide which strategies can train a network::
 
     networks/inspection.py    builds the network and fills the traits, with one tiny pass

@@ -77,6 +77,7 @@ class Strategy:
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
         takes_turns: on CPUs its devices compute one after the other.
+        splits_layers: its devices compute parts of a layer, which no accelerator emulates.
         requires: packages it imports besides torch.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
         install: how to get them, for whoever lacks one.
@@ -100,6 +101,7 @@ class Strategy:
     replay: ClassVar[str] = ""
     synchronous: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = False
+    splits_layers: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     install: ClassVar[str] = "see envs/README.md"

@@ -40,6 +40,7 @@ class Grouped(Strategy):
     """Without an option ``group``, all devices are one group."""
 
     family: ClassVar[str] = "split"
+    splits_layers: ClassVar[bool] = True
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
 
     def group_size(self, cell: Cell) -> int:

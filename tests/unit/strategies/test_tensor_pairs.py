@@ -12,10 +12,12 @@ from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.site import load_site
 from ddlbench.networks.block_forms import TensorForm
 from ddlbench.networks.foreign import Whole
 from ddlbench.networks.linear_pairs import find_pairs, known_pairs, linear_pairs, used_alone
 from ddlbench.networks.recorded import cut_by_recording
+from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.network_tables import NetworkTraits, Pair, pairs_of
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.tensor_parallel.executor import pairs_in
@@ -80,7 +82,8 @@ class _UserModule(nn.Module):
 def test_only_modules_whose_calls_are_known_are_split() -> None:
     assert find_pairs(nn.Sequential(_UserModule())) == []
     halves = OrderedDict(fc1=nn.Linear(8, 6), gelu=nn.GELU(), fc2=nn.Linear(6, 8))
-    known = linear_pairs(nn.Sequential(nn.Conv2d(1, 1, 2), nn.Sequential(halves)))
+    network = nn.Sequential(nn.Conv2d(1, 1, 2), nn.Sequential(halves))
+    known = linear_pairs(network, find_pairs(network))
     assert (known.pairs, known.heads, known.hidden) == (1, 0, 6)
     assert (known.convolutions, known.weights) == (5, 5 + 54 + 56)
 
@@ -225,6 +228,16 @@ def test_own_networks_are_refused_before_there_is_a_plan(
     why = strategy_of(strategy).why_not_layers(traits, three)
     assert reason in str(why)
     assert strategy_of(strategy).why_not_layers(NetworkTraits(), three) is None
+
+
+@pytest.mark.parametrize(
+    "strategy", ["filter", "tensor-parallel", "data-tensor", "data-tensor-pipe"]
+)
+def test_no_accelerator_emulates_parts_of_layers(strategy: str) -> None:
+    """Its network sleeps for whole blocks, and would be trained whole by every device."""
+    cell = cell_of(strategy, "vit-small", 2).with_(dataset="imagenet")
+    why = why_unsupported(cell, load_site("emulated-4-gpus"))
+    assert getattr(why, "code", "") == "layers_not_emulated"
 
 
 def test_groups_lie_side_by_side() -> None:

@@ -413,6 +413,7 @@ class DataTensorPipe(OneFOneB):
     marker: ClassVar[str] = "$\\boxplus$"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:DataTensorPipeExecutor"
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
+    splits_layers: ClassVar[bool] = True
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[type[Options]] = DataTensorPipeOptions

@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
-from ddlbench.networks.linear_pairs import SAMPLES, used_alone
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
@@ -37,7 +36,7 @@ from ddlbench.strategies.process_group import (
     side_by_side,
     sum_gradients,
 )
-from ddlbench.strategies.tensor_parallel.executor import split_pairs
+from ddlbench.strategies.tensor_parallel.executor import split_pairs, whole_layers
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept.
@@ -176,8 +175,8 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         cell = self.plan.cell
-        sample = sample_form(DATASETS[cell.dataset], SAMPLES, self.context.floating)
-        self.whole = used_alone(network, sample)
+        group = len(self.plan.processes) // len({(p.replica, p.stage) for p in self.plan.processes})
+        self.whole = whole_layers(network, cell, group, self.context.floating)
         # The ranks of a stage draw the same numbers in the layers that each of them computes.
         torch.manual_seed(cell.seed + self.process.replica)
         return super().place(network)

@@ -73,7 +73,7 @@ class WeightSplit(nn.Module):
     def weight_of(self, number: int) -> Tensor:
         return self.get_parameter(f"weight_{number}")
 
-    def own_bias(self) -> Tensor:
+    def bias_of_rank(self) -> Tensor:
         return self.get_parameter("bias_0")
 
     def whole_state(self) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ class FilterSplit(WeightSplit):
             bias = None
             if self.has_bias:
                 first, end = piece.filters
-                bias = self.own_bias()[first - self.first : end - self.first]
+                bias = self.bias_of_rank()[first - self.first : end - self.first]
             read = _channels(shared, self.dim, piece.channels)
             outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
@@ -148,7 +148,7 @@ class ChannelSplit(WeightSplit):
         summed = total(self._among_all(addend), self.group)
         if not self.has_bias:
             return summed
-        bias = self.own_bias().to(summed.dtype)
+        bias = self.bias_of_rank().to(summed.dtype)
         return summed + bias.view(-1, *[1] * self._dims_after_channels(summed))
 
     def _among_all(self, addend: Tensor) -> Tensor:

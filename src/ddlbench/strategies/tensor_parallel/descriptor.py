@@ -15,16 +15,7 @@ Saved bytes are those of the profile, which counts a storage once, at the layer 
 So what a pair's first layer saves is whole, and what the later ones save is shared out. In a block
 with attention, what belongs to no layer is the attention of each head.
 
-There are two kinds of pairs::
-
-    attention     query  key  value | each head by itself  | output       heads are shared out
-    perceptron    fc1               | GELU, ReLU, ...      | fc2          hidden features are
-                  column-parallel     own features only      row-parallel
-                  own output features                        own input features, sums added up
-
-Between the two halves of a pair every device computes with its own features only, so nothing is
-sent. Therefore only layers that treat every feature alike may stand there; a dropout may not, as
-devices would draw the same numbers for different features.
+Kinds of pairs: :mod:`ddlbench.planning.network_tables`.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019), section 3.

@@ -38,9 +38,18 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import sample_form
-from ddlbench.networks.linear_pairs import SAMPLES, ModulePair, find_pairs, used_alone
+from ddlbench.networks.linear_pairs import (
+    SAMPLES,
+    ModulePair,
+    find_pairs,
+    linear_pairs,
+    used_alone,
+)
+from ddlbench.planning.network_tables import why_not_in_pairs
+from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.grouped import GroupDetails
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
@@ -64,8 +73,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
         details = GroupDetails.of(self.plan)
         self.groups = details.replicas
         join_all(self.context, self.process, self.plan.world_size)
-        spec = DATASETS[self.plan.cell.dataset]
-        whole = used_alone(network, sample_form(spec, SAMPLES, self.context.floating))
+        whole = whole_layers(network, self.plan.cell, details.group, self.context.floating)
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         network.to(device)
@@ -112,6 +120,20 @@ class _Recorder(TorchDispatchMode):
         is_timed = is_collective and packet.__name__ in _COLLECTIVES
         with self._spans.span("all_reduce") if is_timed else nullcontext():
             return func(*args, **(kwargs or {}))
+
+
+def whole_layers(network: nn.Sequential, cell: Cell, group: int, floating: torch.dtype) -> set[str]:
+    """Names of linear layers that belong to no pair, as the network uses them otherwise.
+
+    Raises:
+        Unsupported: groups of this size cannot split the others, of a network without traits.
+    """
+    whole = used_alone(network, sample_form(DATASETS[cell.dataset], SAMPLES, floating))
+    known = linear_pairs(network, pairs_in(network, whole))
+    why_not = why_not_in_pairs(known, cell.network, cell.strategy, group)
+    if why_not is not None:
+        raise Unsupported(why_not)
+    return whole
 
 
 def split_pairs(
