@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from report_factory import failed, matrix, result, write, write_all
 
 from ddlbench.report import collect, summarise
+from ddlbench.report.footer import interval_words
 from ddlbench.report.summary import COLUMNS
 
 seconds = st.floats(min_value=1e-6, max_value=1e6)
@@ -91,3 +92,17 @@ def test_intervals_of_a_whole_matrix_hold_their_medians(tmp_path, monkeypatch):
     ):
         assert (good[low] <= good[name]).all()
         assert (good[name] <= good[high]).all()
+
+
+@pytest.mark.parametrize(
+    ("repeats", "words"),
+    [
+        (2, "range of 2 repeats (holds the median with 50%)"),
+        (3, "paired bootstrap interval over 3 repeats (holds the ratio with 75%)"),
+        (6, "95 % paired bootstrap interval over 6 repeats"),
+    ],
+)
+def test_figures_state_how_often_an_interval_holds_a_speedup(measured, repeats, words):
+    base = [2.0 + number / 100 for number in range(repeats)]
+    shown = measured(base, [1.0] * repeats).to_frame().T
+    assert interval_words(shown, True) == words
