@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
 from inspect import get_annotations
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args, get_type_hints
 
 from ddlbench.common.document import digest_of
 from ddlbench.common.errors import ConfigError, first_line, shown
@@ -262,7 +262,7 @@ def _defaults(options: Any) -> Mapping[str, OptionValue]:
 @cache
 def _texts(options: Any) -> frozenset[str]:
     """Options that are texts, and nothing else."""
-    return frozenset(n for n, schema in _schemas(options).items() if schema.get("type") == "string")
+    return frozenset(name for name, kind in get_type_hints(options).items() if kind is str)
 
 
 @cache
