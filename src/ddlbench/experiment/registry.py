@@ -224,12 +224,13 @@ def check_class(group: str, name: str, part: type, wanted: Iterable[str]) -> Non
     Raises:
         ConfigError: an attribute is missing, or the class has another name.
     """
-    whose = f"{kind_of(group)} {shown(name)}: its class {part.__name__}"
     if missing := [attribute for attribute in wanted if not hasattr(part, attribute)]:
-        raise ConfigError(f"{whose} lacks {' and '.join(missing)}; write what it lacks")
-    own_name = getattr(part, "name", name)
-    if ":" not in name and own_name != name:
-        raise ConfigError(f"{whose} has the name {shown(str(own_name))}; write name = {name!r}")
+        fault = f"lacks {' and '.join(missing)}; write what it lacks"
+    elif ":" not in name and (own_name := getattr(part, "name", name)) != name:
+        fault = f"has the name {shown(str(own_name))}; write name = {name!r}"
+    else:
+        return
+    raise ConfigError(f"{kind_of(group)} {shown(name)}: its class {part.__name__} {fault}")
 
 
 LIBRARIES: dict[str, str] = {

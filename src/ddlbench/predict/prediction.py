@@ -330,6 +330,16 @@ def predictor_of(name: str) -> Predictor:
     Raises:
         ConfigError: no predictor has this name, or the name stands for something else.
     """
+    target = PREDICTORS.get(name)
+    return _instance_of(name) if target is None else _built_in(name, target)
+
+
+@cache
+def _built_in(name: str, _target: str) -> Predictor:
+    return _instance_of(name)
+
+
+def _instance_of(name: str) -> Predictor:
     predictor_class = load(_GROUP, name)
     if not (
         isinstance(predictor_class, type) and callable(getattr(predictor_class, "predict", None))
