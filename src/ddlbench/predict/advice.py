@@ -163,6 +163,8 @@ def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
 def _stay(ranking: Ranking, likeliest: Candidate | None) -> str:
     if likeliest is None:
         return "Stay on one device: no strategy that can run here can be faster."
+    if _gains(likeliest) <= _ROUNDS_TO_0:
+        return "Stay on one device: no strategy has a chance of 1% or more to be faster."
     return (
         "Stay on one device: no strategy is surely faster. The likeliest is "
         f"{_with_speedup(ranking, likeliest)}: a chance of {chance_text(_gains(likeliest))} to be "
