@@ -1,7 +1,7 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
 # make report   makes tables, figures and the HTML report of what is measured so far
 # make check   formatting, types and quick unit tests (minutes): before every commit
-# make test   check, slow unit tests, whole cells, the workflow: all but SLURM and GPUs
+# make test   check, slow unit tests, equivalence, whole cells, the workflow: all but SLURM, GPUs
 # make test-toolchains   what other people's tools read and write, with the real tools
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
@@ -28,8 +28,8 @@ GPU_OPTIONS ?=
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo report check test test-exhaustive lint unit slow-unit integration \
-	test-toolchains test-cluster tables docs p2p validate validate-gpu bench clean
+.PHONY: help setup demo report check test test-exhaustive lint unit slow-unit equivalence \
+	integration test-toolchains test-cluster tables docs p2p validate validate-gpu bench clean
 
 help:
 	@sed -n '1,13s/^# //p' Makefile
@@ -48,7 +48,7 @@ report: setup
 
 check: setup lint unit
 
-test: check slow-unit integration
+test: check slow-unit equivalence integration
 
 lint: setup
 	ruff check $(OURS)
@@ -63,12 +63,16 @@ unit: setup
 slow-unit: setup
 	pytest $(SLOW_UNIT) -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
 
+# Ranks train what one device trains.
+equivalence: setup
+	pytest tests/equivalence -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
+
 integration: setup
 	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) \
 		-m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-exhaustive: setup
-	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow plugins -m "exhaustive or hypothesis"
+	DDLBENCH_EXAMPLES=many pytest tests/unit tests/equivalence tests/integration tests/workflow plugins -m "exhaustive or hypothesis"
 	pytest tests/cluster -m exhaustive
 
 test-toolchains: setup
