@@ -1,18 +1,19 @@
 """Makes plans of cells, and finds those that cells ran with.
 
 It also gives the data that a cell reads, and digests of the measurements that a plan is made from.
-Where nobody wrote options, it fits them to the geometry and the batch (:func:`fitted`)::
+Where nobody wrote options, it fits them to the geometry and the batch (:func:`fitted`), and lists
+others that may be faster (:func:`refined`)::
 
-    1F1B, 8 devices, batch 256     4 micro-batches (default) < 8 stages     -> chunks=8
-    1F1B, 2 devices, batch 14      14 does not divide into 4                -> chunks=2
+    1F1B, 8 devices, batch 256     4 micro-batches (default) < 8 stages     -> chunks=8, 16, 32
+    1F1B, 2 devices, batch 14      14 does not divide into 4                -> chunks=2, 7
 
-Each strategy names its alternatives (:meth:`ddlbench.planning.strategy.Strategy.alternatives`). A
-matrix is not fitted: its cells are what the experiment file says.
+Each strategy names both (:meth:`ddlbench.planning.strategy.Strategy.alternatives`, `refinements`).
+A matrix is not fitted: its cells are what the experiment file says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ddlbench.common.document import digest_of, read_json, read_object
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
@@ -130,6 +131,8 @@ def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dic
 
 _MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
 _MOST_PER_STAGE = 8
+_NEGLIGIBLE_BUBBLE = 4
+_MOST_PASSES = 2048  # of all stages and micro-batches
 
 
 def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
@@ -147,14 +150,29 @@ def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
     cell = cut_by_profile(cell, strategy, written)
     if why_not_supported(cell, strategy) is None and strategy.suits(cell):
         return cell
-    for values in islice(strategy.alternatives(cell), _MOST_ALTERNATIVES):
+    first = islice(strategy.alternatives(cell), _MOST_ALTERNATIVES)
+    return next(_supported(cell, strategy, written, first), cell)
+
+
+def refined(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> list[Cell]:
+    """The same cell with options that may make it faster; a prediction decides."""
+    return list(_supported(cell, strategy, written, strategy.refinements(cell)))
+
+
+def _supported(
+    cell: Cell,
+    strategy: Strategy,
+    written: Mapping[str, Any],
+    changes: Iterable[Mapping[str, OptionValue]],
+) -> Iterator[Cell]:
+    """The cell with each of the changes that its strategy supports and that nobody wrote."""
+    for values in changes:
         if values.keys() & written.keys():
             continue
         options = strategy.check_options({**dict(cell.options), **values}, cell.strategy)
         other = cut_by_profile(cell.with_(options=tuple(options.items())), strategy, written)
         if why_not_supported(other, strategy) is None:
-            return other
-    return cell
+            yield other
 
 
 def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
@@ -166,3 +184,16 @@ def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
     least = range(max(1, stages), min(samples, _MOST_PER_STAGE * stages) + 1)
     fewer = range(min(stages - 1, samples), 0, -1)
     yield from (count for count in (*least, *fewer) if samples % count == 0)
+
+
+def more_micro_batches(samples: int, stages: int, chunks: int) -> Iterator[int]:
+    """Larger numbers of equal micro-batches than ``chunks``, each at least twice the one before.
+
+    With four times as many as stages the bubble is negligible (Huang et al. 2019, section 2.3).
+    None makes so many passes that their schedule takes seconds to check.
+    """
+    most = min(samples, _NEGLIGIBLE_BUBBLE * stages, _MOST_PASSES // stages)
+    for count in range(2 * chunks, most + 1):
+        if samples % count == 0 and count >= 2 * chunks:
+            yield count
+            chunks = count

@@ -189,6 +189,10 @@ class Strategy:
         """Values of options to try where the defaults do not fit the cell, best first."""
         return iter(())
 
+    def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Values of options that may make a cell faster that it supports."""
+        return iter(())
+
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every device, in the order of ranks and their devices.
 

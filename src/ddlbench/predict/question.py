@@ -6,7 +6,8 @@
     --configfile mine.yaml [the same options, to choose among its values]   by an experiment
 
 A question has a cell for each strategy. Options of a strategy that nobody wrote are fitted to the
-geometry and the batch (:func:`ddlbench.planning.planner.fitted`).
+geometry and the batch (:func:`ddlbench.planning.planner.fitted`); some strategies have further
+cells, whose options may be faster (:func:`ddlbench.planning.planner.refined`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.matrix import check_name, written_points
-from ddlbench.planning.planner import fitted
+from ddlbench.planning.planner import fitted, refined
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 SETTINGS = (
@@ -102,6 +103,15 @@ class Question:
             ConfigError: an option is unknown, or a value is invalid.
         """
         return self._written(strategy)[1]
+
+    def cells(self, strategy: str) -> list[Cell]:
+        """The cell of one strategy, and the same with options that may be faster.
+
+        Raises:
+            ConfigError: an option is unknown, or a value is invalid.
+        """
+        written, cell = self._written(strategy)
+        return [cell, *refined(cell, strategy_of(strategy, self.accelerator), written)]
 
     @cached_property
     def _written(self) -> Callable[[str], tuple[dict[str, Any], Cell]]:

@@ -3,8 +3,9 @@
 ::
 
     network, dataset, nodes x devices, batch
-        -> a cell for each strategy                       ddlbench.predict.question
+        -> cells of each strategy                         ddlbench.predict.question
         -> what is known of each cell                     ddlbench.predict.candidate
+        -> the fastest cell of each strategy              here
         -> fastest first, each with its chance            ddlbench.predict.ranking
         -> what to train with, in sentences               ddlbench.predict.advice
 
@@ -80,7 +81,7 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
 
 def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Candidate:
     try:
-        cell = question.cell(strategy)
+        cells = question.cells(strategy)
     except ConfigError as error:
         if strategy in question.options:  # the user wrote what is wrong
             raise
@@ -88,9 +89,16 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
     except Exception as error:
         reason = Reason("fault", f"fault in its code: {type(error).__name__}: {error}")
     else:
-        return assess(cell, known_here)
+        return _fastest_of([assess(cell, known_here) for cell in cells])
     where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
     return Candidate(where, strategy_label(strategy), reason=reason)
+
+
+def _fastest_of(settings: Sequence[Candidate]) -> Candidate:
+    """One strategy's fastest options: by runs where there are any, else by predictions."""
+    steps_s = {at: c.belief.step_s for at, c in enumerate(settings) if c.belief and c.ranked}
+    measured = [at for at in steps_s if settings[at].basis == "measured"]
+    return settings[min(measured or steps_s, key=steps_s.__getitem__, default=0)]
 
 
 def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candidate]]:

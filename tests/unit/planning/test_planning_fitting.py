@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
-from ddlbench.planning.planner import fitted, micro_batch_counts
+from ddlbench.planning.planner import fitted, micro_batch_counts, more_micro_batches
 from ddlbench.planning.strategy import normalise, strategy_of
 from ddlbench.predict.question import Question
 
@@ -68,6 +68,31 @@ def test_seven_samples_of_two_stages_are_cut_into_seven() -> None:
     assert list(micro_batch_counts(7, 2)) == [7, 1]
     assert list(micro_batch_counts(96, 8))[:3] == [8, 12, 16]
     assert list(micro_batch_counts(997, 2)) == [1]  # 997 passes are not worth their overhead
+
+
+def test_larger_numbers_of_micro_batches_double_up_to_four_a_stage() -> None:
+    assert list(more_micro_batches(256, 8, 8)) == [16, 32]
+    assert list(more_micro_batches(96, 8, 8)) == [16, 32]
+    assert list(more_micro_batches(14, 2, 2)) == [7]
+    assert list(more_micro_batches(13, 2, 1)) == []
+    assert list(more_micro_batches(4096, 64, 64)) == []  # too many passes
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "chunks"),
+    [
+        ("pipe-1f1b", {}, [None, 8, 16]),
+        ("gpipe", {}, [None, 8, 16]),
+        ("pipe-1f1b", {"replicas": 2}, [None, 8]),
+        ("pipe-1f1b", {"chunks": 4}, [None]),  # that was written
+        ("pipedream", {}, [None]),
+        ("model-parallel", {}, [None]),
+        ("ddp", {}, [None]),
+    ],
+)
+def test_pipelines_are_compared_with_more_micro_batches(strategy, options, chunks) -> None:
+    case = question("1x4", 256, **{strategy.replace("-", "_"): options})
+    assert [dict(cell.options).get("chunks") for cell in case.cells(strategy)] == chunks
 
 
 def test_what_nobody_can_divide_keeps_its_defaults_and_says_why() -> None:

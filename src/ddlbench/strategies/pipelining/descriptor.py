@@ -57,7 +57,7 @@ from ddlbench.planning.pipeline import (
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
 from ddlbench.planning.plan import BlockSource, Options, Plan, Process, Tried, needs_of, process_at
-from ddlbench.planning.planner import micro_batch_counts
+from ddlbench.planning.planner import micro_batch_counts, more_micro_batches
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -201,6 +201,14 @@ class SynchronousPipeline(Strategy):
         """As many micro-batches as stages or more; they must divide a replica's samples."""
         replicas = PipeliningOptions.of_cell(cell).replicas
         for chunks in micro_batch_counts(cell.batch_size // replicas, self.ranks(cell)):
+            yield {"chunks": chunks}
+
+    def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """More micro-batches."""
+        options = PipeliningOptions.of_cell(cell)
+        stages = self.ranks(cell) * self.stages_per_rank(cell)
+        samples = cell.batch_size // options.replicas
+        for chunks in more_micro_batches(samples, stages, options.chunks):
             yield {"chunks": chunks}
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:

@@ -49,7 +49,7 @@ from ddlbench.planning.pipeline_stages import (
     why_no_stages,
 )
 from ddlbench.planning.plan import BlockSource, Options, Plan, Process, RuleText, Tried
-from ddlbench.planning.planner import micro_batch_counts
+from ddlbench.planning.planner import micro_batch_counts, more_micro_batches
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import PARADL, Strategy
 
@@ -275,6 +275,12 @@ class GPipe(TorchGPipe):
         """Micro-batches that divide the mini-batch."""
         for chunks in micro_batch_counts(cell.batch_size, cell.devices):
             yield {"chunks": chunks}
+
+    def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """More micro-batches."""
+        chunks = GPipeOptions.of_cell(cell).chunks
+        for more in more_micro_batches(cell.batch_size, cell.devices, chunks):
+            yield {"chunks": more}
 
 
 class ModelParallel(TorchGPipe):
