@@ -336,11 +336,10 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates of a question, best first; of a machine that need not exist if ``planned``."""
+    """The candidates of a question, best first."""
 
     recommender: str
     candidates: tuple[Candidate, ...]
-    planned: bool = False
 
     @cached_property
     def ranked(self) -> tuple[Candidate, ...]:
@@ -372,9 +371,9 @@ class Ranking:
 
     @cached_property
     def reference(self) -> Candidate | None:
-        """One device, which speed-ups are ratios to; of a planned cluster also a too small one."""
+        """One device, which speed-ups are ratios to; also one whose memory is too small."""
         base = next((c for c in self.candidates if c.strategy == BASE), None)
-        return base if self.planned and base and base.code == "too_large" else self.base
+        return base if base and base.code == "too_large" else self.base
 
     def speedup(self, candidate: Candidate) -> Speedup | None:
         """Its speed-up over one device, measured if both were, else predicted; None if unknown."""
@@ -422,7 +421,6 @@ def rank(
     recommender: str,
     *,
     by_rule: bool = False,
-    planned: bool = False,
 ) -> Ranking:
     """Rank the candidates of one question.
 
@@ -430,11 +428,10 @@ def rank(
         candidates: in any order; sequential training, if it is among them, is the base.
         recommender: its name.
         by_rule: Horovod goes first, or GPipe where Horovod cannot; without chances.
-        planned: the machine need not exist.
     """
     base = next((c for c in candidates if c.strategy == BASE), None)
     ordered = _ordered(_with_siblings([c.limited(base) for c in candidates]))
-    return Ranking(recommender, tuple(_by_the_rule(ordered) if by_rule else ordered), planned)
+    return Ranking(recommender, tuple(_by_the_rule(ordered) if by_rule else ordered))
 
 
 def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -75,7 +75,6 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
         candidates,
         known_here.recommender,
         by_rule=known_here.recommender == UNLESS_OOM,
-        planned=known_here.spread_of is not None,
     )
 
 

@@ -88,6 +88,13 @@ def test_what_does_not_fit_is_never_recommended(ranking_of, recommender, memory)
     assert too_large == sorted(too_large, reverse=True)  # these come first
 
 
+def test_speedups_are_over_one_device_that_has_no_room(ranking_of):
+    room, none = (ranking_of(device_memory_bytes=memory * MB) for memory in (10_000, 280))
+    ddp, again = (by_strategy(ranking)["ddp"] for ranking in (room, none))
+    assert none.base is None
+    assert none.speedup(again) == room.speedup(ddp)
+
+
 def test_nothing_fits_is_said(ranking_of):
     ranking = ranking_of(device_memory_bytes=1)
     assert ranking.best is ranking.base is None
