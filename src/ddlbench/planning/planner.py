@@ -171,7 +171,7 @@ def _supported(
             continue
         options = strategy.check_options({**dict(cell.options), **values}, cell.strategy)
         other = cut_by_profile(cell.with_(options=tuple(options.items())), strategy, written)
-        if why_not_supported(other, strategy) is None:
+        if other != cell and why_not_supported(other, strategy) is None:
             yield other
 
 

@@ -130,6 +130,13 @@ def larger_groups(cell: Cell) -> Iterator[int]:
             yield nodes * cell.devices_per_node
 
 
+def other_groups(cell: Cell, size: int) -> Iterator[int]:
+    """Groups of another size than ``size``: equal parts of a node, a node, several nodes."""
+    node = cell.devices_per_node
+    parts = (each for each in range(2, node) if node % each == 0)
+    yield from (each for each in (*parts, node, *larger_groups(cell)) if each != size)
+
+
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given for all
 
 

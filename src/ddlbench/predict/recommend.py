@@ -93,11 +93,16 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
     return Candidate(where, strategy_label(strategy), reason=reason)
 
 
+_AS_FAST = 1.01
+"""Of options whose steps differ by less, the first are taken: no prediction is so exact."""
+
+
 def _fastest_of(settings: Sequence[Candidate]) -> Candidate:
     """One strategy's fastest options: by runs where there are any, else by predictions."""
-    steps_s = {at: c.belief.step_s for at, c in enumerate(settings) if c.belief and c.ranked}
-    measured = [at for at in steps_s if settings[at].basis == "measured"]
-    return settings[min(measured or steps_s, key=steps_s.__getitem__, default=0)]
+    usable = [(c, c.belief.step_s) for c in settings if c.belief and c.ranked]
+    usable = [(c, step_s) for c, step_s in usable if c.basis == "measured"] or usable
+    least_s = min((step_s for _, step_s in usable), default=0.0)
+    return next((c for c, step_s in usable if step_s <= _AS_FAST * least_s), settings[0])
 
 
 def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candidate]]:

@@ -79,20 +79,29 @@ def test_larger_numbers_of_micro_batches_double_up_to_four_a_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "chunks"),
+    ("strategy", "geometry", "options", "others"),
     [
-        ("pipe-1f1b", {}, [None, 8, 16]),
-        ("gpipe", {}, [None, 8, 16]),
-        ("pipe-1f1b", {"replicas": 2}, [None, 8]),
-        ("pipe-1f1b", {"chunks": 4}, [None]),  # that was written
-        ("pipedream", {}, [None]),
-        ("model-parallel", {}, [None]),
-        ("ddp", {}, [None]),
+        ("pipe-1f1b", "1x4", {}, [{"chunks": 8}, {"chunks": 16}]),
+        ("gpipe", "1x4", {}, [{"chunks": 8}, {"chunks": 16}]),
+        ("pipe-1f1b", "1x4", {"replicas": 2}, [{"chunks": 8, "replicas": 2}]),
+        ("pipe-1f1b", "1x4", {"chunks": 4}, []),  # that was written
+        ("hsdp", "4x4", {}, [{"group": 2}, {"group": 8}]),
+        ("hsdp", "8x1", {}, [{"group": 2}, {"group": 4}]),
+        ("hsdp", "4x4", {"group": 4}, []),
+        ("parameter-server", "1x8", {}, []),  # already fitted: 7 workers do not share 256 samples
+        *((name, "1x4", {}, []) for name in ("pipedream", "model-parallel", "ddp", "fsdp")),
     ],
 )
-def test_pipelines_are_compared_with_more_micro_batches(strategy, options, chunks) -> None:
-    case = question("1x4", 256, **{strategy.replace("-", "_"): options})
-    assert [dict(cell.options).get("chunks") for cell in case.cells(strategy)] == chunks
+def test_other_options_are_compared(strategy, geometry, options, others) -> None:
+    case = question(geometry, 256, **{strategy.replace("-", "_"): options})
+    first, *more = (dict(cell.options) for cell in case.cells(strategy))
+    assert more == others
+    assert first not in more
+
+
+def test_twice_as_many_servers_are_compared() -> None:
+    cells = question("1x8", 240).cells("parameter-server")
+    assert [dict(cell.options)["servers"] for cell in cells] == [2, 4]
 
 
 def test_what_nobody_can_divide_keeps_its_defaults_and_says_why() -> None:

@@ -44,7 +44,7 @@ from ddlbench.planning.data_parallel import (
 )
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.plan import Options, Plan, Process, Tried
-from ddlbench.planning.step import GroupOptions, larger_groups, uneven_groups
+from ddlbench.planning.step import GroupOptions, larger_groups, other_groups, uneven_groups
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -174,3 +174,7 @@ class HybridSharded(FullyShardedDataParallel):
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Groups of several nodes, whose ranks keep less."""
         yield from ({"group": size} for size in larger_groups(cell))
+
+    def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Groups whose ranks send less, or keep less."""
+        yield from ({"group": size} for size in other_groups(cell, self.sharers(cell)))

@@ -152,6 +152,14 @@ class ParameterServer(Strategy):
             if cell.batch_size % (cell.devices - servers) == 0:
                 yield {"servers": servers}
 
+    def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Twice as many servers, and so on: each sends and receives less, and fewer train."""
+        most = 0
+        for values in self.alternatives(cell):
+            if int(values["servers"]) >= 2 * most:
+                yield values
+                most = int(values["servers"])
+
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """One process a device: first the servers, then the workers."""
         servers = ParameterServerOptions.of_cell(cell).servers

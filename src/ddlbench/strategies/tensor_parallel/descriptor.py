@@ -24,14 +24,14 @@ Parallelism" (2019), section 3.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
 from ddlbench.planning.network_tables import (
@@ -50,6 +50,7 @@ from ddlbench.planning.step import (
     GroupOptions,
     Message,
     Step,
+    other_groups,
     transport_of,
     whole_buckets,
 )
@@ -283,6 +284,10 @@ class DataTensor(TensorParallel):
     colour: ClassVar[str] = "#CAB2D6"
     marker: ClassVar[str] = "$\\divideontimes$"
     options: ClassVar[type[Options]] = GroupOptions
+
+    def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Groups that send less within layers, or smaller gradients."""
+        yield from ({"group": size} for size in other_groups(cell, self.group_size(cell)))
 
 
 def _share(workload: Workload, plan: Plan) -> DeviceShare:
