@@ -24,7 +24,7 @@ from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict import largest_batch as batches
-from ddlbench.predict.advice import range_text
+from ddlbench.predict.advice import fitted_sentences, range_text
 from ddlbench.predict.candidate import Knowledge, assess, predicted
 from ddlbench.predict.prediction import (
     DEFAULT_RECOMMENDER,
@@ -33,7 +33,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.ranking import Candidate, prediction_interval_s, rank
-from ddlbench.predict.recommend import result_of
+from ddlbench.predict.recommend import candidate_of, result_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,9 +69,8 @@ def predict(
     questions = questions_of(options)
     question, site = questions.single_of(strategy), questions.site
     here = questions.knowledge(allow_stale=True)
-    cell = question.cell(strategy)
     alone = assess(question.cell(BASE), here)
-    candidate = assess(cell, here).limited(alone)
+    candidate = candidate_of(question, strategy, here).limited(alone)
     among = [candidate] if strategy == BASE else [alone, candidate]
     ranking = rank(among, DEFAULT_RECOMMENDER)
     if candidate.bound is None:
@@ -82,7 +81,7 @@ def predict(
     predictions = _predictions(candidate, names or (used,), here)
     interval_s = prediction_interval_s(ranking, strategy)
     values = {
-        "cell_id": cell.id,
+        "cell_id": candidate.cell.id,
         "bound": candidate.bound,
         "step_s": candidate.predicted_s,
         "interval_s": interval_s,
@@ -98,6 +97,8 @@ def predict(
         known=here,
         why=why,
     )
+    for sentence in fitted_sentences(question, ranking):
+        lines += paragraph(sentence)
     show(values, lines, as_json=as_json)
 
 

@@ -74,7 +74,7 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
     """What to train with, by one ranking."""
     others = [c for c in ranking.ranked if c.strategy != BASE]
     best, base = ranking.best, ranking.base
-    notes = [*batch_hint(question, ranking, known), *_fitted(question, ranking)]
+    notes = [*batch_hint(question, ranking, known), *fitted_sentences(question, ranking)]
     if best is None:
         return Advice(None, (f"Nothing can be recommended: {_reasons(ranking)}.", *notes), {})
     if base is not None and question.devices == 1:
@@ -259,7 +259,8 @@ def batch_hint(question: Question, ranking: Ranking, known: Knowledge) -> list[s
     ]
 
 
-def _fitted(question: Question, ranking: Ranking) -> list[str]:
+def fitted_sentences(question: Question, ranking: Ranking) -> list[str]:
+    """A sentence that names the options that nobody wrote; none if there are none."""
     parts = [
         f"{options} for {', '.join(c.label for c in candidates)}"
         for options, candidates in fitted_options(question, ranking).items()

@@ -68,7 +68,7 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
     if known_here.recommender != UNLESS_OOM:
         kind = known_here.site.compute_kind
         predictor_for(known_here.recommender, BASE, kind)  # the name must be known
-    candidates = [_candidate(question, name, known_here) for name in known("ddlbench.strategies")]
+    candidates = [candidate_of(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
         known_here.inputs.check([candidate.cell for candidate in candidates])
     return rank(
@@ -78,7 +78,12 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
     )
 
 
-def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Candidate:
+def candidate_of(question: Question, strategy: str, known_here: Knowledge) -> Candidate:
+    """One strategy with its fastest options; what is wrong with it is its reason.
+
+    Raises:
+        ConfigError: an option that the user wrote is unknown, or has an invalid value.
+    """
     try:
         cells = question.cells(strategy)
     except ConfigError as error:
@@ -134,7 +139,7 @@ def dividing_batches(
     more = {}
     for size in sorted(near):
         other = question.with_batch(size)
-        more[size] = sum(_candidate(other, c.strategy, known_here).ranked for c in uneven)
+        more[size] = sum(candidate_of(other, c.strategy, known_here).ranked for c in uneven)
     best = max(more.values(), default=0)
     return tuple(size for size in more if best and more[size] == best), best
 
