@@ -27,6 +27,7 @@ from ddlbench.common.quantities import (
     TIMES,
     counted,
     in_one_unit,
+    ratio_text,
     size_text,
     two_digits,
 )
@@ -265,7 +266,7 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
         [size.question.geometry for size in sizes],
         [candidate.label if candidate else "nothing compared" for candidate in best],
         in_one_unit([candidate.shown_s if candidate else None for candidate in best], TIMES),
-        ["" if size.speedup is None else f"{size.speedup:.2f}" for size in sizes],
+        ["" if size.speedup is None else ratio_text(size.speedup) for size in sizes],
         [f"{size.efficiency:.0%}" if size.efficiency is not None else "" for size in sizes],
         [two_digits(HOURS.of(s)) if (s := size.epoch_device_s) else "" for size in sizes],
         in_one_unit([candidate.memory_bytes if candidate else None for candidate in best], BYTES),
@@ -372,7 +373,7 @@ def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
         return ""
     before = "~" if _of_other_world(ranking, candidate) else ""
     above = "^" if ranking.above_bound(candidate) else ""
-    return f"{before}{speedup.ratio:.2f}{above}"
+    return f"{before}{ratio_text(speedup.ratio)}{above}"
 
 
 def _of_other_world(ranking: Ranking, candidate: Candidate) -> bool:

@@ -78,6 +78,14 @@ def two_digits(value: float) -> str:
     return f"{value:.1f}" if size >= 0.995 else f"{value:.2g}"
 
 
+def ratio_text(ratio: float) -> str:
+    """A speed-up with two digits behind the point; a small one with two significant digits."""
+    return f"{ratio:.2f}" if abs(ratio) >= _SMALL_RATIO else two_digits(ratio)
+
+
+_SMALL_RATIO = 0.00995  # of which two digits behind the point would say little or nothing
+
+
 def duration_text(seconds: float | None) -> str:
     """``0.18 ms`` is 180 µs, ``12510`` seconds are 3.5 h; a dash where it is not known."""
     if seconds is None:

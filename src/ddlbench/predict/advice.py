@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import TIMES, in_one_unit
+from ddlbench.common.quantities import TIMES, in_one_unit, ratio_text
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
@@ -133,7 +133,7 @@ def _train(ranking: Ranking, best: Candidate, *, proven: bool) -> str:
     words = [f"Train with {best.label} ({basis_text(best)}, {inside})"]
     if (speedup := ranking.speedup(best)) is not None:
         other = "" if speedup.basis == best.basis else f" ({speedup.basis})"
-        words.append(f"{speedup.ratio:.2f}x one device{other}")
+        words.append(f"{ratio_text(speedup.ratio)}x one device{other}")
     if proven and (best.chance or 0.0) < _LIKELY:
         words.append("the fastest that is measured")
     elif best.chance is not None:
@@ -155,9 +155,9 @@ def _tied(
 
 def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
     speedup = ranking.speedup(candidate)
-    return (
-        f"{candidate.label} ({speedup.basis}, {speedup.ratio:.2f}x)" if speedup else candidate.label
-    )
+    if speedup is None:
+        return candidate.label
+    return f"{candidate.label} ({speedup.basis}, {ratio_text(speedup.ratio)}x)"
 
 
 def _stay(ranking: Ranking, likeliest: Candidate | None) -> str:
@@ -238,7 +238,7 @@ def _highest(ranking: Ranking, why_not: Mapping[str, str], named: Collection[str
     if candidate.strategy in named:
         return []
     return [
-        f"{candidate.label} shows {ratio:.2f}x ({basis}) and is not advised: "
+        f"{candidate.label} shows {ratio_text(ratio)}x ({basis}) and is not advised: "
         f"{why_not[candidate.strategy]}."
     ]
 

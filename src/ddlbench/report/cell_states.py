@@ -13,7 +13,7 @@ from pathlib import Path
 from ddlbench.common.document import UnreadableJson, read_json, read_object
 from ddlbench.common.form import Amount, Form, Natural
 from ddlbench.common.owner import NOBODY, Writer, owner_in, seems_to_live
-from ddlbench.common.quantities import counted, duration_text
+from ddlbench.common.quantities import counted, duration_text, ratio_text
 from ddlbench.common.screen import named_lines, terminal_width
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
@@ -196,7 +196,7 @@ def _moving(
     if last.strategy == BASE:
         numbers.append("base")
     elif last.speedup is not None:
-        numbers.append(f"{last.speedup:.2f}x")
+        numbers.append(f"{ratio_text(last.speedup)}x")
     return [*pairs, ("last ok", f"{names[last.cell_id]:{wide}}  {', '.join(numbers)}")]
 
 

@@ -15,6 +15,8 @@ from ddlbench.common.statistics import CONFIDENCE, ratio_coverage
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import DIVERGED
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
 from ddlbench.report.comparability import NOTE_BREAK, short_commit
@@ -22,9 +24,10 @@ from ddlbench.report.labels import OUT_OF_MEMORY, span_text
 
 STALE = "†"
 OLD_WEIGHTS = "‡"
+NO_LOSS = "∞"
 _COLUMNS = {
     STALE: "stale", "~": "noisy", "≈": "unsteady", "!": "disturbed", "≠": "departure",
-    OLD_WEIGHTS: "update_semantics",
+    NO_LOSS: "notes", OLD_WEIGHTS: "update_semantics",
 }  # fmt: skip
 """Each sign, and the column of the summary that tells of it."""
 SIGNS = "".join(_COLUMNS)
@@ -79,6 +82,8 @@ def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
 def interval_words(shown: pd.DataFrame, ratio: bool) -> str:
     """Name the intervals of measured cells; empty without any."""
     good = shown[(shown["status"] == Status.OK) & (shown["interval_of"] != "")]
+    if ratio:  # that of the base is 1, without an interval
+        good = good[(good["strategy"] != BASE) & good["speedup_low"].notna()]
     if not len(good):
         return ""
     parts = []
@@ -132,7 +137,8 @@ def signs(row: Any, without: str = "") -> str:
 
 
 def _has(sign: str, value: Any) -> bool:
-    return _STALE_WEIGHTS in str(value) if sign == OLD_WEIGHTS else is_set(value)
+    word = _WORDS.get(sign)
+    return is_set(value) if word is None else word in str(value)
 
 
 def sign_of_all(rows: pd.DataFrame) -> str:
@@ -148,12 +154,18 @@ def is_set(flag: Any) -> bool:
 
 
 _STALE_WEIGHTS = "stale"  # of the column update_semantics
+_WORDS = {OLD_WEIGHTS: _STALE_WEIGHTS, NO_LOSS: DIVERGED}
+"""Signs of which a word in the column tells."""
 
 
 def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
     """The rows of a figure that draws no sign, so that its footer explains none."""
     none: dict[str, Any] = dict.fromkeys(_COLUMNS.values(), "")
     none |= dict.fromkeys(("stale", "noisy", "unsteady"), False)
+    none["notes"] = [
+        NOTE_BREAK.join(note for note in text.split(NOTE_BREAK) if DIVERGED not in note)
+        for text in shown["notes"]
+    ]
     return shown.assign(**none)
 
 

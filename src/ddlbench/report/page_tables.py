@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pandas as pd
 from markupsafe import Markup
 
-from ddlbench.common.quantities import duration_text
+from ddlbench.common.quantities import duration_text, ratio_text
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import Column
 from ddlbench.experiment.cell import Cell, short_names
@@ -147,7 +147,7 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
         str(case["batch_size"]),
         chosen["label"],
         chance_text(chosen["chance"]),
-        "" if chosen["speedup"] is None else f"{chosen['speedup']:.2f}",
+        "" if chosen["speedup"] is None else ratio_text(chosen["speedup"]),
         duration_text(chosen["step_s"]),
         range_text(*chosen["interval_s"]),
         chosen["basis"],

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlbench.common.quantities import counted, duration_text, two_digits
+from ddlbench.common.quantities import counted, duration_text, ratio_text, two_digits
 from ddlbench.common.screen import shortened
 from ddlbench.experiment.cell import Cell, naming_among
 from ddlbench.experiment.paths import result_file
@@ -297,7 +297,7 @@ def _speedup(rate: float, job: _Job, base: Result | None) -> str:
     if timing and timing.disturbed:
         return "no base"
     base_rate = timing.samples_per_s if timing else None
-    return f"{rate / base_rate:.2f}" if base_rate else "no base"
+    return ratio_text(rate / base_rate) if base_rate else "no base"
 
 
 def _part(rule: str) -> str:

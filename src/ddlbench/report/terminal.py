@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.document import read_json
-from ddlbench.common.quantities import duration_text, size_text, two_digits
+from ddlbench.common.quantities import duration_text, ratio_text, size_text, two_digits
 from ddlbench.common.screen import Column, columns, paragraph, table, terminal_width
 from ddlbench.experiment.cell import Cell, setting_text
 from ddlbench.experiment.paths import ADVICE, result_file
@@ -27,6 +27,7 @@ from ddlbench.report.labels import case_title, mark_without_speedup
 from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18
+_SHORTER = 2 / 3
 _OLD_BASE_S = 3600.0
 _FEW_ANSWERS = 6  # with all of their sentences
 _MOST_ANSWERS = 12
@@ -47,14 +48,14 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """
     summary = read_tables(tables_dir).summary
     rows, differing = telling_rows(summary)
-    heading = "Speed-up over sequential training"
+    heading = _SUMMARY
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
     if compact:
         further = paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
         return [heading, *compact, *further]
     words = interval_words(summary, ratio=True)
     further = paragraph(f"In brackets: {words}; without: too few runs or steps.") if words else []
-    return [heading, *_full_table(rows, differing), *further]
+    return [*_full_table(rows, differing), *further]
 
 
 def telling_rows(summary: pd.DataFrame) -> tuple[list[dict[Hashable, Any]], list[str]]:
@@ -99,7 +100,11 @@ def with_telling_options(summary: pd.DataFrame) -> pd.DataFrame:
     return summary
 
 
+_SUMMARY = "Speed-up over sequential training"
+
+
 def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
+    """The heading, and a line per row; a common dataset is in the heading if that saves lines."""
     headings = [
         "dataset | network | strategy",
         *(_heading(name) for name in differing),
@@ -116,7 +121,12 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
         )
         for row in rows
     ]
-    return table(" | ".join(headings), cells)
+    lines = table(" | ".join(headings), cells)
+    datasets = {dataset for dataset, *_ in cells}
+    if len(lines) == len(cells) + 1 or len(datasets) > 1:
+        return [_SUMMARY, *lines]
+    shown = [Column("network"), *columns(" | ".join(headings))[2:]]
+    return [f"{_SUMMARY}, {datasets.pop()}", *table(shown, [row[1:] for row in cells])]
 
 
 _HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"}
@@ -128,11 +138,30 @@ def _heading(column: str) -> str:
 
 
 def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
-    """One line a network, one column a strategy; empty where it does not fit the terminal."""
+    """One line a network, one column a strategy; empty where it does not fit the terminal.
+
+    Strategies that do not fit beside each other are in a further table, if that saves lines.
+    """
     shown, cells = speedup_table(rows, differing)
-    lines = table(shown, cells)
-    fits = max(map(len, lines)) <= terminal_width() and len(lines) == len(cells) + 1
-    return lines if fits else []
+    first = sum(not column.right for column in shown) + 1  # what names a row, and the base
+    if first == len(shown):
+        return table(shown, cells)
+    lines: list[str] = []
+    start = first
+    while start < len(shown):
+        fitting: list[str] = []
+        for end in range(start + 1, len(shown) + 1):
+            part = [*range(first), *range(start, end)]
+            made = table([shown[at] for at in part], [[row[at] for at in part] for row in cells])
+            if max(map(len, made)) > terminal_width() or len(made) > len(cells) + 1:
+                break
+            fitting, last = made, end
+        if not fitting:
+            return []
+        lines += [*([""] if lines else []), *fitting]
+        start = last
+    whole = len(lines) == len(cells) + 1
+    return lines if whole or len(lines) < _SHORTER * len(rows) else []
 
 
 def speedup_table(
@@ -142,16 +171,21 @@ def speedup_table(
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}
-    geometries = {str(cell["geometry"]) for cell in rows if cell["strategy"] != BASE}
+    bases = {row["configuration"]: row for row in rows if row["strategy"] == BASE}
+    base_of: dict[tuple[str, ...], dict[Hashable, Any]] = {}
+    alone = set(bases) - {row["base_configuration"] for row in rows if row["strategy"] != BASE}
     for row in rows:
+        if row["strategy"] == BASE and row["configuration"] not in alone:
+            continue  # it stands in the rows of those that it is the base of
         key = (
             dataset_label(str(row["dataset"])),
             network_label(str(row["network"])),
             *(str(row[name]) for name in kept),
+            str(row["geometry"]),
         )
-        places = sorted(geometries) if row["strategy"] == BASE else [str(row["geometry"])]
-        for place in places:
-            groups.setdefault((*key, place), {})[_column_name(row)] = row
+        groups.setdefault(key, {})[_column_name(row)] = row
+        if base := bases.get(row["base_configuration"]):
+            base_of[key] = base
     several = len({key[-1] for key in groups}) > 1
     shown = [
         *columns(" | ".join(["dataset", "network", *(_heading(name) for name in kept)])),
@@ -160,7 +194,7 @@ def speedup_table(
     ]
     cells = []
     for key, by_name in groups.items():
-        base = by_name.get(strategy_label(BASE))
+        base = base_of.get(key)
         speed = _samples(base) if base else "no base"
         speed += "/s" if base and base["status"] == Status.OK else ""
         speed += " disturbed" if base and base["disturbed"] else ""
@@ -172,7 +206,8 @@ def speedup_table(
 
 
 def _column_name(row: dict[Hashable, Any]) -> str:
-    variant = ", ".join(filter(None, (str(row["options"]), str(row["ran_as"]))))
+    options = str(row["options"]).replace(",", ", ")
+    variant = ", ".join(filter(None, (options, str(row["ran_as"]))))
     return strategy_label(str(row["strategy"]), variant)
 
 
@@ -187,7 +222,7 @@ def _speedup(row: Mapping[Hashable, Any]) -> str:
         return str(row["status"]).replace("_", " ")
     if pd.isna(row["speedup"]):
         return mark_without_speedup(str(row["no_speedup"]))
-    return f"{float(row['speedup']):.2f}"
+    return ratio_text(float(row["speedup"]))
 
 
 def _diverged(row: Mapping[Hashable, Any]) -> str:
@@ -205,7 +240,7 @@ def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
         speedup = mark_without_speedup(str(row["no_speedup"]), "base")
     low, high = row["speedup_low"], row["speedup_high"]
     if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
-        speedup += f" ({float(low):.2f}-{float(high):.2f})"
+        speedup += f" ({ratio_text(float(low))}-{ratio_text(float(high))})"
     speedup += _diverged(row)
     peak = row["peak_memory_bytes"]
     return [speed, speedup, "unknown" if pd.isna(peak) else size_text(float(peak))]
