@@ -128,13 +128,29 @@ def slots_width_mm(groups: int, members: int) -> float:
     return groups * (members + GAP) * SLOT_MM
 
 
+def parts_of_page(groups: Sequence[Any], members: int, sides: float) -> list[list[Any]]:
+    """As few equal parts of the groups as fit the width of a page; ``sides`` is beside the axes."""
+    most = max(1, int((PAGE_MM - 3 - sides) / slots_width_mm(1, members)))
+    size = math.ceil(len(groups) / math.ceil(len(groups) / most))
+    return [list(groups[at : at + size]) for at in range(0, len(groups), size)]
+
+
+def widest_labels(parts: Sequence[Sequence[str]]) -> list[str]:
+    """At each place the widest label of all parts, for panels of one size."""
+    places = itertools.zip_longest(*parts, fillvalue="")
+    return [max(labels, key=text_width_mm) for labels in places]
+
+
 _LONGEST_LINE = 18
 """Letters in a line of a group's label."""
+_LETTER_MM = 2.4  # the height of a line of letters
+_TURNED = (30, 60, 90)  # degrees
+_LEFT_OF_FIRST_MM = 12.0  # from the first group to the edge of the page
 
 
 def label_width_mm(labels: Sequence[str]) -> float:
     """The least width at which the labels of neighbouring groups do not touch."""
-    widths = [_width_mm(label) for label in labels]
+    widths = [_width_mm(_lines(label)) for label in labels]
     pairs = [(a + b) / 2 + 1.5 for a, b in itertools.pairwise(widths)]
     return len(labels) * max([*pairs, 0.8 * max(widths)])
 
@@ -157,7 +173,9 @@ def panel_size(
     slots = max(slots_width_mm(len(labels), members), _NARROWEST_MM)
     width = max(slots, label_width_mm(labels))
     inner = PAGE_MM - 3 - left - right
-    if max(panels) > 1:
+    if width > inner:
+        width = slots
+    elif max(panels) > 1:
         columns = int((inner + between) / (width + between))
         if columns < 2 or sum(math.ceil(n / columns) for n in panels) > _MOST_ROWS:
             width = slots
@@ -175,17 +193,18 @@ def panel_size(
 
 def labels_height_mm(labels: Sequence[str], width_mm: float) -> float:
     """The space that :func:`write_labels` needs below axes of this width."""
-    lines_mm = 4.0 * max(len(_lines(label)) for label in labels)
-    turned = max(map(_width_mm, labels)) * 0.5
-    return turned + lines_mm if _is_crowded(labels, width_mm) else lines_mm
+    degrees, lines = _turn(labels, width_mm)
+    turned = max(map(_width_mm, lines)) * math.sin(math.radians(degrees))
+    return turned + 4.0 * max(map(len, lines))
 
 
 def write_labels(axes: Axes, at: Sequence[float], labels: Sequence[str], width_mm: float) -> None:
     """Write a label at each x; labels that do not fit side by side are turned."""
-    axes.set_xticks(at, ["\n".join(_lines(label)) for label in labels])
+    degrees, lines = _turn(labels, width_mm)
+    axes.set_xticks(at, ["\n".join(each) for each in lines])
     axes.tick_params(axis="x", length=0)
-    if _is_crowded(labels, width_mm):
-        turn_labels(axes, 30)
+    if degrees:
+        turn_labels(axes, degrees)
 
 
 def turn_labels(axes: Axes, degrees: float) -> None:
@@ -198,12 +217,37 @@ def _lines(label: str) -> list[str]:
     return textwrap.wrap(label, _LONGEST_LINE, break_on_hyphens=False)
 
 
-def _width_mm(label: str) -> float:
-    return max(map(text_width_mm, _lines(label)))
+def _width_mm(lines: Sequence[str]) -> float:
+    return max(map(text_width_mm, lines), default=0.0)
 
 
-def _is_crowded(labels: Sequence[str], width_mm: float) -> bool:
-    return label_width_mm(labels) > width_mm
+def pitch_mm(labels: Sequence[str]) -> float:
+    """The least distance of upright labels that do not touch."""
+    return _thickness_mm(list(map(_lines, labels)))
+
+
+def _thickness_mm(labels: Sequence[Sequence[str]]) -> float:
+    return _LETTER_MM + LINE_MM * (max(map(len, labels)) - 1)
+
+
+def _turn(labels: Sequence[str], width_mm: float) -> tuple[int, list[list[str]]]:
+    """By how many degrees to turn labels below axes, so that they do not touch, and their lines.
+
+    A turned label ends below its group, and reaches to the left of it; of the first ones, not over
+    the edge of the page.
+    """
+    lines = list(map(_lines, labels))
+    if label_width_mm(labels) <= width_mm:
+        return 0, lines
+    pitch = width_mm / len(labels)
+    for of_label in (lines, [[label] for label in labels]):
+        for degrees in _TURNED:
+            down, aside = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+            apart = pitch * down >= _thickness_mm(of_label)
+            left = [_width_mm(each) * aside - place * pitch for place, each in enumerate(of_label)]
+            if apart and max(left) <= _LEFT_OF_FIRST_MM:
+                return degrees, of_label
+    return _TURNED[-1], [[label] for label in labels]
 
 
 def ground(pad: float) -> dict[str, Any]:
@@ -247,9 +291,13 @@ def slot_centre(place: int, slot: int, members: int, of: int) -> float:
 
 
 def draw_groups(
-    axes: Axes, groups: Sequence[Group], width_mm: float, number: str, beside: Beside | None = None
+    axes: Axes,
+    groups: Sequence[Group],
+    width_mm: float,
+    number: Callable[[float], str],
+    beside: Beside | None = None,
 ) -> None:
-    """Draw all groups; ``number`` formats the values above wide bars, as ``"{:.2f}"``.
+    """Draw all groups; ``number`` makes the texts above wide bars of their values.
 
     A number that would lie under a published value ``beside`` it stands at zero.
     """
@@ -258,6 +306,14 @@ def draw_groups(
     total = len(groups) * pitch
     slot_mm = width_mm / total
     fill = min(_FILL, _WIDEST_MM / slot_mm)
+    texts = {
+        (place, slot): number(bar.value) + bar.signs
+        for place, group in enumerate(groups)
+        for slot, bar in enumerate(group.bars)
+        if bar is not None and not bar.mark
+    }
+    room = slot_mm if members > 1 else pitch * slot_mm
+    fits = slot_mm >= _NUMBER_MM and max(map(text_width_mm, texts.values()), default=0.0) <= room
     axes.set_xlim(0, total)
     centres = [(place + 0.5) * pitch for place in range(len(groups))]
     write_labels(axes, centres, [group.label for group in groups], width_mm)
@@ -266,7 +322,8 @@ def draw_groups(
             if bar is not None and not bar.mark:
                 x = slot_centre(place, slot, members, len(group.bars))
                 foot = _foot(bar, beside, (place, slot))
-                _draw_bar(axes, x, bar, fill=fill, slot_mm=slot_mm, number=number, foot=foot)
+                text = texts[place, slot] if fits else bar.signs
+                _draw_bar(axes, x, bar, fill=fill, slot_mm=slot_mm, text=text, foot=foot)
         start = slot_centre(place, 0, members, len(group.bars)) - 0.5
         _draw_marks(axes, start, group, slot_mm)
 
@@ -307,7 +364,7 @@ def draw_beside(axes: Axes, beside: Beside, members: int) -> None:
 
 
 def _draw_bar(
-    axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str, foot: float
+    axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, text: str, foot: float
 ) -> None:
     look = bar_style(bar.colour, bar.look)
     if bar.stale:
@@ -321,7 +378,6 @@ def _draw_bar(
             x, bar.value, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=0.7,
             capsize=min(1.6, slot_mm * 0.45), capthick=0.7, zorder=3,
         )  # fmt: skip
-    text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
         below = hangs and foot < 0  # else it stands on the other side of zero

@@ -265,7 +265,7 @@ def draw_deviation(
             for row in rows_of(printed)
         }
         theirs = Beside(places, limits[1] - limits[0])
-        draw_groups(axes, bars, page.width_mm, "{:+.0f}", theirs)
+        draw_groups(axes, bars, page.width_mm, "{:+.0f}".format, theirs)
         draw_beside(axes, theirs, len(looks))
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)

@@ -19,7 +19,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from ddlbench.common.quantities import BYTES, Unit, counted, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
+from ddlbench.report.bars import (
+    Group,
+    bar_groups,
+    draw_groups,
+    panel_size,
+    parts_of_page,
+    patch,
+    top_of,
+    widest_labels,
+)
 from ddlbench.report.curves import places
 from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
 from ddlbench.report.labels import (
@@ -35,10 +44,13 @@ from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"
 _LOG_FROM = 30
+_LEFT_MM = 12.5
 _WHOLE_FROM = 100
 _VARIANT_LOOKS = (
     DatasetLook(0.0, ""), DatasetLook(0.5, "/////"), DatasetLook(0.75, ""),
-    DatasetLook(0.88, "..."),
+    DatasetLook(0.88, "..."), DatasetLook(0.3, "xxxxx"), DatasetLook(0.6, "-----"),
+    DatasetLook(0.15, "|||||"), DatasetLook(0.7, "\\\\\\\\\\"), DatasetLook(0.85, "ooo"),
+    DatasetLook(0.4, "+++++"),
 )  # fmt: skip
 _TABLE = [
     "dataset", "network", "geometry", "workers", "strategy", "variant", "device_kind", "mark",
@@ -93,6 +105,7 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         for member, place in places(members).items()
     }
     labels = {network: network_label(network) for network in networks}
+    parts = parts_of_page(networks, len(members), _LEFT_MM)
     known = shown.loc[shown["mark"] == "", "value"].astype(float)
     unit = quantity.unit(float(known.max()))
 
@@ -107,12 +120,18 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         owns = ((name, both[both["dataset"] == name]) for name in datasets)
         panels = [
             Panel(
-                dataset_label(name),
+                f"{dataset_label(name)}{', continued' if place else ''}",
                 data=bar_groups(
-                    rows_of_name, labels, looks, values_of, slot="member", without=SIGNS
+                    rows_of_name,
+                    {network: labels[network] for network in of_panel},
+                    looks,
+                    values_of,
+                    slot="member",
+                    without=SIGNS,
                 ),
             )
             for name, rows_of_name in owns
+            for place, of_panel in enumerate(parts)
         ]
         sections.append(Section(heading, panels))
     signed = without_signs(shown).assign(stale=shown["stale"])
@@ -125,14 +144,15 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         sections,
         footer=footer(signed, context, [quantity.explain(shown)]),
         size=panel_size(
-            list(labels.values()), len(members), [len(datasets)] * len(sections), left=12.5,
+            widest_labels([[labels[network] for network in of_panel] for of_panel in parts]),
+            len(members), [len(datasets) * len(parts)] * len(sections), left=_LEFT_MM,
             between=11.0,
         ),
     )  # fmt: skip
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
     logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)
     largest = max(map(max, values), default=0.0)
-    number = "{:,.0f}" if largest >= _WHOLE_FROM else "{:,.3g}"
+    number = ("{:,.0f}" if largest >= _WHOLE_FROM else "{:,.3g}").format
     limits = shown[quantity.limit].astype(float) if quantity.limit else pd.Series(dtype=float)
     limit = float(limits.max()) / unit.size
     for axes, groups in page.facets:

@@ -74,14 +74,15 @@ def draw_bars(title: str, bars: pd.DataFrame, places_label: str, footer: list[st
     by_panel = bars.groupby(["row", "strategy"])["place"]
     groups = int(by_panel.nunique().max()) if several else len(labels)
     numbers = sentence("oracle_numbers", departs=_DEPARTS, limit=LIMIT)
+    least = max(24.0, 2.3 * groups * (len(sources) + 1))
     page = lay_out(
         title,
         [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
         _sections(bars, several),
         footer=[numbers, *footer],
         size=PanelSize(
-            min_width=max(24.0, 2.3 * groups * (len(sources) + 1)), height=32.0, left=11.0,
-            between=10.0, max_width=90.0, max_columns=5,
+            min_width=least, height=32.0, left=11.0, between=10.0, max_width=max(90.0, least),
+            max_columns=5,
             bottom=lambda axes_mm: 8.0 if several else labels_height_mm(labels, axes_mm),
         ),
     )  # fmt: skip

@@ -40,6 +40,7 @@ from ddlbench.report.bars import (
     labels_height_mm,
     message,
     patch,
+    pitch_mm,
     write_labels,
 )
 from ddlbench.report.curves import sample
@@ -157,6 +158,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     geometries = unique(shown.sort_values(["workers", "nodes"])["geometry"])
     several = len(geometries) > 1
     labels = geometries if several else [strategy_label(*name) for name in names]
+    pitch = max(5.0, pitch_mm(labels))
     on_workers = common_workers(shown["workers"])
     page = lay_out(
         f"Share of its own bound that each pipeline reaches {on_workers}".strip(),
@@ -166,7 +168,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         dataset_sections(shown),
         footer=footer(shown, context, [sentence("pipelines"), _whiskers(shown), _missing(shown)]),
         size=PanelSize(
-            min_width=max(36.0, 1.9 * len(names) * len(geometries), 5.0 * len(labels)),
+            min_width=max(36.0, 1.9 * len(names) * len(geometries), pitch * len(labels)),
             height=34.0,
             left=11.0,
             between=3.0,
@@ -196,7 +198,7 @@ def _whiskers(shown: pd.DataFrame) -> str:
 
 def _missing(shown: pd.DataFrame) -> str:
     text = reasons_by_mark(
-        shown, lambda name, rows: f"{strategy_label(name)} {', '.join(sorted(set(rows.geometry)))}"
+        shown, lambda name, rows: f"{strategy_label(name)} {', '.join(unique(rows.geometry))}"
     )
     return f"Crosses: {text}." if text else ""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import counted
+from ddlbench.common.quantities import counted, ratio_text
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
@@ -34,10 +34,12 @@ from ddlbench.report.bars import (
     hollow,
     message,
     panel_size,
+    parts_of_page,
     patch,
     top_of,
+    widest_labels,
 )
-from ddlbench.report.curves import DASHES, places, sample, ticks_at, whisker
+from ddlbench.report.curves import DASHES, log_y, places, sample, ticks_at, whisker
 from ddlbench.report.footer import (
     Context,
     as_sentence,
@@ -58,10 +60,12 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
-from ddlbench.report.style import GREY, REFERENCE
+from ddlbench.report.style import GREY, LINE_MM, MM, REFERENCE, text_width_mm
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
+_LEFT_MM, _RIGHT_MM = 9.5, 8.5  # beside axes: ticks of three digits, names of lines
+_LOG_FROM = 100.0
 _FEW_BASES = 6
 _BARS_TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
@@ -86,25 +90,20 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     geometries = list(shown.groupby("geometry", sort=False))
     sections = []
     labels = list(networks.values())
+    parts = parts_of_page(unique(shown["group"]), len(datasets), _LEFT_MM + _RIGHT_MM)
     for geometry, part in geometries:
         theirs = printed[printed["geometry"] == geometry]
         workers = counted(int(part["workers"].max()), "worker")
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         if len(networks) == 1:
-            label_of = {name: strategy_label(*name) for name in unique(part["group"])}
-            groups = bar_groups(part, label_of, looks, _values, group="group")
-            names = list(dict.fromkeys(part["strategy"]))
-            beside = theirs.assign(place=theirs["strategy"].map(names.index))
-            if part["variant"].nunique() > 1:  # a group is a strategy and a variant
-                beside = beside.iloc[:0]
-            sections.append(Section(heading, [Panel(labels[0], "", (part, groups, beside))]))
+            sections.append(Section(heading, _panels_of_one(part, parts, looks, theirs)))
         else:
             beside = theirs.assign(place=theirs["network"].map(list(networks).index))
             panels = _panels(part, networks, looks, everywhere, beside)
             sections.append(Section(heading, panels))
     if len(networks) == 1:
         everywhere = [*everywhere, *_notes_by_strategy(shown, everywhere)]
-        labels = [strategy_label(*name) for name in unique(shown["group"])]
+        labels = widest_labels([[strategy_label(*name) for name in names] for names in parts])
     panels_of = [len(section.panels) for section in sections]
     legend: list[tuple[Artist, str]] = [
         (patch(_NEUTRAL, look), dataset_label(name)) for name, look in looks.items()
@@ -112,20 +111,21 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     if len(printed):
         legend.append((hollow(), published.label(printed, context.paper)))
     emulated = ", emulated" if shown["emulated"].any() else ""
+    scales = [_scale(section) for section in sections]
+    if logarithmic := any(scale.height > _LOG_FROM for scale in scales):
+        scales = [replace(scale, logarithmic=True) for scale in scales]
+    digits = max(len(f"{scale.height:.0f}") for scale in scales)
+    left = _LEFT_MM + max(0.0, text_width_mm("0" * digits) - text_width_mm("000"))
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}{emulated}",
         legend,
         sections,
         footer=footer(shown, context, _sentences(shown, tables.summary, everywhere, printed)),
-        size=panel_size(labels, len(datasets), panels_of, left=9.5, between=3.0, right=8.5),
+        size=panel_size(labels, len(datasets), panels_of, left=left, between=3.0, right=_RIGHT_MM),
         share_y=True,
     )
-    for section, axes_row in zip(sections, page.axes, strict=True):
+    for scale, section, axes_row in zip(scales, sections, page.axes, strict=True):
         content = [panel.data for panel in section.panels]
-        tops = [top_of(groups) for _, groups, _ in content]
-        tops += [float(beside["speedup"].max()) for *_, beside in content if len(beside)]
-        top = max((t for t in tops if math.isfinite(t)), default=1.0)
-        scale = _Scale(top, int(content[0][0]["workers"].max()))
         for axes, (part, groups, beside) in zip(axes_row, content, strict=True):
             values = {
                 (int(row.place), datasets.index(row.dataset)): float(row.speedup)
@@ -135,7 +135,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             _fill(axes, part, groups, page.width_mm, hollows)
             draw_beside(axes, hollows, len(datasets))
             _bounds(axes, scale, labelled=axes in page.last_in_row)
-    page.label_rows("Speed-up")
+    page.label_rows(f"Speed-up{' (log)' if logarithmic else ''}")
     return page.figure, published.below(shown, printed, _BARS_TABLE)
 
 
@@ -162,6 +162,29 @@ def _panels(
     return panels
 
 
+def _panels_of_one(
+    part: pd.DataFrame,
+    names_of_panels: list[list[tuple[str, str]]],
+    looks: dict[str, DatasetLook],
+    printed: pd.DataFrame,
+) -> list[Panel]:
+    """The panels of the only network: strategies and variants on x, as many as fit the page."""
+    if part["variant"].nunique() > 1:  # a published value is of no variant
+        printed = printed.iloc[:0]
+    panels: list[Panel] = []
+    for names in names_of_panels:
+        of_panel = part[part["group"].isin(names)]
+        labels = {name: strategy_label(*name) for name in unique(of_panel["group"])}
+        if not labels:
+            continue
+        places = {strategy: place for place, (strategy, _) in enumerate(labels)}
+        theirs = printed.assign(place=printed["strategy"].map(places)).dropna(subset=["place"])
+        groups = bar_groups(of_panel, labels, looks, _values, group="group")
+        title = network_label(part["network"].iloc[0]) + (", continued" if panels else "")
+        panels.append(Panel(title, "", (of_panel, groups, theirs)))
+    return panels
+
+
 def _notes_by_strategy(shown: pd.DataFrame, everywhere: list[str]) -> list[str]:
     """Notes that not all strategies share, each with the strategies that it is of."""
     of: dict[str, list[str]] = {}
@@ -183,18 +206,24 @@ def _fill(
     mark, reason = next(iter(reasons))
     if len(reasons) == 1 and mark and len(part) > 1:
         empty = [Group(group.label, [None] * len(group.bars)) for group in groups]
-        draw_groups(axes, empty, width_mm, "{:.2f}")
+        draw_groups(axes, empty, width_mm, ratio_text)
         message(axes, f"{mark}: {reason}" if reason else mark, width_mm)
     else:
-        draw_groups(axes, groups, width_mm, "{:.2f}", beside)
+        draw_groups(axes, groups, width_mm, ratio_text, beside)
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """The y axis of a section: its highest bar, and linear speed-up unless far above."""
+    """The y axis of a section: its highest bar, and linear speed-up unless far above.
+
+    A linear axis would not show which side of the base a low bar is on where others are over
+    :data:`_LOG_FROM`; all sections are then logarithmic.
+    """
 
     top: float
+    least: float
     linear: int
+    logarithmic: bool = False
 
     @property
     def near(self) -> bool:
@@ -204,22 +233,45 @@ class _Scale:
     def height(self) -> float:
         return 1.14 * max(self.top, self.linear if self.near else 0.0, 1.0)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of the axis."""
+        return (min(self.least, 1.0) / 2, 2 * self.height) if self.logarithmic else (0, self.height)
+
+
+def _scale(section: Section) -> _Scale:
+    content = [panel.data for panel in section.panels]
+    tops = [top_of(groups) for _, groups, _ in content]
+    tops += [float(beside["speedup"].max()) for *_, beside in content if len(beside)]
+    values = pd.concat([rows["speedup"] for part, _, beside in content for rows in (part, beside)])
+    return _Scale(
+        max((t for t in tops if math.isfinite(t)), default=1.0),
+        float(values[values > 0].min()),
+        max(int(part["workers"].max()) for part, *_ in content),
+    )
+
 
 def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
     """Draw lines at the base and, unless it is far above every bar, at linear speed-up."""
-    axes.set_ylim(0, scale.height)
+    if scale.logarithmic:
+        log_y(axes, scale.ends, 6)
+    else:
+        axes.set_ylim(*scale.ends)
     axes.axhline(1, color=GREY, linewidth=0.6, zorder=1, gid="base")
     lines = [(1.0, "base")]
     if scale.near and scale.linear > 1:
         axes.axhline(scale.linear, **REFERENCE, zorder=1, gid="linear")
         lines.append((float(scale.linear), "linear"))
     elif scale.linear > 1:
-        lines.append((scale.height, f"{scale.linear} ↑"))
+        lines.append((scale.ends[1], f"{scale.linear} ↑"))
     if labelled:
-        for y, text in lines:
+        low, high = (axes.transData.transform((0, y))[1] for y, _ in (lines[0], lines[-1]))
+        touching = len(lines) > 1 and high - low < LINE_MM * MM * axes.figure.dpi
+        for (y, text), side in zip(lines, ("top", "bottom"), strict=False):
             axes.annotate(
                 text, (1, y), xycoords=("axes fraction", "data"), xytext=(2, 0),
-                textcoords="offset points", va="center", color=GREY, gid="bound",
+                textcoords="offset points", va=side if touching else "center", color=GREY,
+                gid="bound",
             )  # fmt: skip
 
 
@@ -237,7 +289,9 @@ def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
         & summary["samples_per_s"].notna()
     ]
     if not len(bases):
-        return "Base: sequential training on one device; it has not been measured."
+        there = summary[summary["configuration"].isin(set(shown["base_configuration"]))]
+        why = ", ".join(unique(there["status"].str.replace("_", " "))) or "no cell of the matrix"
+        return f"Base: sequential training on one device; it has no measurement ({why})."
     rates = bases["samples_per_s"]
     if len(bases) <= _FEW_BASES:
         parts = [
