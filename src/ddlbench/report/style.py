@@ -7,7 +7,9 @@ from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib i
 # isort: split
 
 import io
+import logging
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,7 +22,8 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
@@ -41,6 +44,12 @@ REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": (0, (
 """A line to compare with."""
 DOTS: dict[str, Any] = {**REFERENCE, "linestyle": (0, (1, 1.5))}
 
+_FONT = FontProperties(
+    family="DejaVu Sans", style="normal", variant="normal", weight="normal", stretch="normal"
+)
+_REPORTED: set[str] = set()
+"""Signs that the font lacks, of figures so far."""
+_LOG = logging.getLogger(__name__)
 _COLOURS = 256  # of a picture: an index of a byte
 
 
@@ -64,14 +73,28 @@ def save_figure(figure: Figure, out_png: Path) -> None:
     """Write the PNG and, beside it, the PDF, each atomically."""
     # In memory first: on a full disk matplotlib's PDF ends in an error that is no OSError.
     pdf, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
-    figure.savefig(png, format="png", metadata={"Software": None})
+    missing = _without_glyph(figure) - _REPORTED
+    if missing:
+        _REPORTED.update(missing)
+        signs = "".join(sorted(missing))
+        _LOG.warning("the figures' font (DejaVu Sans) lacks %s: each is drawn as a box", signs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a line per sign
+        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        figure.savefig(png, format="png", metadata={"Software": None})
     for path, drawn in (
         (out_png.with_suffix(".pdf"), pdf.getvalue()),
         (out_png, small_png(png.getvalue())),
     ):
         with whole_file(path) as beside:
             beside.write_bytes(drawn)
+
+
+def _without_glyph(figure: Figure) -> set[str]:
+    """The letters and signs in a figure's texts that its font does not have."""
+    signs = {sign for text in figure.findobj(Text) for sign in text.get_text()}
+    font = get_font(findfont(_FONT))
+    return {s for s in signs if not s.isspace() and not font.get_char_index(ord(s))}
 
 
 def small_png(png: bytes) -> bytes:
@@ -97,25 +120,32 @@ def text_width_mm(text: str, size: float = MIN_PT) -> float:
     if not text.strip():
         return 0.0
     # Also outside `style`, so nothing is left to matplotlib's parameters.
-    plain = FontProperties(
-        family="DejaVu Sans", style="normal", variant="normal", weight="normal", stretch="normal"
-    )
-    text_path = TextPath((0, 0), text, size=size, prop=plain)
+    text_path = TextPath((0, 0), text, size=size, prop=_FONT)
     # The same as `get_extents`, seven times faster: glyphs have a point at every extreme.
     x = text_path.vertices[text_path.codes != TextPath.CLOSEPOLY, 0]
     return float(x.max() - x.min()) / 72 / MM
 
 
 def wrapped(text: str, width_mm: float, size: float = MIN_PT) -> list[str]:
-    """Lines of ``text`` that fit into ``width_mm``; a longer word has a line of its own."""
+    """Lines of ``text`` that fit into ``width_mm``; a longer word is broken."""
     lines: list[str] = []
-    for word in text.split():
+    for word in (part for whole in text.split() for part in _parts(whole, width_mm, size)):
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and text_width_mm(longer, size) <= width_mm:
             lines[-1] = longer
         else:
             lines.append(word)
     return lines
+
+
+def _parts(word: str, width_mm: float, size: float) -> Iterator[str]:
+    """A word, or parts of it that fit into lines of their own."""
+    while len(word) > 1 and text_width_mm(word, size) > width_mm:
+        ends = range(len(word) - 1, 1, -1)
+        end = next((end for end in ends if text_width_mm(word[:end], size) <= width_mm), 1)
+        yield word[:end]
+        word = word[end:]
+    yield word
 
 
 def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:

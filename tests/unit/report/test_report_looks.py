@@ -8,7 +8,7 @@ from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report import make_tables
 from ddlbench.report.labels import strategy_look, variant_labels
-from ddlbench.report.style import shade, text_width_mm, wrapped
+from ddlbench.report.style import new_figure, save_figure, shade, style, text_width_mm, wrapped
 from ddlbench.report.terminal import summary_lines, telling_apart, with_telling_options
 
 
@@ -118,3 +118,20 @@ def test_wrapped_lines_fit_and_lose_nothing():
     lines = wrapped(text, 40.0)
     assert " ".join(lines) == text
     assert all(text_width_mm(line) <= 40.0 for line in lines)
+    name = "a-site-with-a-name-that-is-as-long-as-those-of-some-clusters"
+    lines = wrapped(f"Site {name}.", 40.0)
+    assert "".join(lines).replace("Site", "Site ") == f"Site {name}."
+    assert all(text_width_mm(line) <= 40.0 for line in lines)
+
+
+def test_signs_that_the_font_lacks_are_reported_once(tmp_path, caplog, recwarn, monkeypatch):
+    monkeypatch.setattr("ddlbench.report.style._REPORTED", set())
+    for name in ("first", "second"):
+        with style():
+            figure = new_figure(40, 20)
+            figure.text(0.1, 0.5, "Größe 数据")
+            save_figure(figure, tmp_path / f"{name}.png")
+    assert [record.message for record in caplog.records] == [
+        "the figures' font (DejaVu Sans) lacks 据数: each is drawn as a box"
+    ]
+    assert not list(recwarn)

@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from ddlbench.common.quantities import HOURS, TIMES, unit_for
+from ddlbench.common.quantities import HOURS, TIMES, ratio_text, unit_for
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence
@@ -46,6 +46,7 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, LINE_MM, MM, plain, text_width_mm, ticks_in, wrapped
 from ddlbench.report.tables import rows_of
 
+_TITLE_MM = 100.0
 _ROW_MM = 5.0
 _APART = 0.2  # of a row, from its middle
 _MOST_CASES = 6  # cases
@@ -67,13 +68,17 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     reasons = (line for answer in answers for lines in _reasons(answer) for line in lines)
     reason_mm = max(map(text_width_mm, reasons), default=0.0)
     right = _GAP_MM + text_width_mm(_HEADING) + (_GAP_MM + reason_mm if reason_mm else 0.0)
+    titles = [_title_lines(answer)[0] for answer in answers] or [""]
     page = lay_out(
         "Which strategy is the fastest?",
         _legend(shown),
         [_section(answer) for answer in answers] or [Section("There is no answer", [Panel("")])],
         footer=_choice_footer(choice),
-        size=PanelSize(50, _ROW_MM, left=left, between=left, right=right + 1, max_width=110),
-    )
+        size=PanelSize(
+            max(50.0, *(text_width_mm(line, 7.5) for line in titles)), _ROW_MM, left=left,
+            between=left, right=right + 1, max_width=110,
+        ),
+    )  # fmt: skip
     for answer, (axes,) in zip(answers, page.axes, strict=False):
         _panel(axes, answer, page.width_mm)
     if not answers:
@@ -93,11 +98,16 @@ def _reasons(answer: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _section(answer: Mapping[str, Any]) -> Section:
-    rows, title = answer["candidates"], _choice_title(answer["case"])
+    rows, (title, *more) = answer["candidates"], _title_lines(answer)
     if not rows:
-        return Section("", [Panel(title, next(iter(answer["advice"]), ""))], 1.0)
+        return Section("", [Panel(title, " ".join([*more, *answer["advice"][:1]]))], 1.0)
     row_mm = max([_ROW_MM, *(len(lines) * LINE_MM + 0.5 for lines in _reasons(answer))])
-    return Section("", [Panel(title)], height=row_mm * len(rows) + 2)
+    return Section("", [Panel(title, " ".join(more))], height=row_mm * len(rows) + 2)
+
+
+def _title_lines(answer: Mapping[str, Any]) -> list[str]:
+    """The case of an answer, in lines that do not reach the heading beside the axes."""
+    return wrapped(_choice_title(answer["case"]), _TITLE_MM, 7.5)
 
 
 def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
@@ -171,7 +181,7 @@ def _beside(
     style = {**_BESIDE, "xycoords": axes.get_yaxis_transform()}
     if candidate["speedup"] is not None:
         colour = "black" if candidate["speedup_basis"] == "measured" else GREY
-        text = f"{candidate['speedup']:.2f}x"
+        text = f"{ratio_text(candidate['speedup'])}x"
         axes.annotate(text, (end, place), ha="right", **{**style, "color": colour})
     if reason:
         at = (end + _GAP_MM / width_mm, place)

@@ -61,6 +61,7 @@ from ddlbench.planning.schedules.check import (
 )
 from ddlbench.report.comparability import commit_of
 from ddlbench.report.footer import Context, footer, place_and_time, sentence, without_signs
+from ddlbench.report.layout import nothing_to_show
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row, Window, whole_run
 from ddlbench.report.timeline.cell import (
@@ -70,7 +71,7 @@ from ddlbench.report.timeline.cell import (
     read_cell,
     unit_durations,
 )
-from ddlbench.report.timeline.draw import Shown, draw_page, duration_text
+from ddlbench.report.timeline.draw import COLUMNS, Shown, draw_page, duration_text
 
 # Schedules whose numbers are mini-batches; the others split them and flush after each.
 WHOLE = ("data-parallel", "model-parallel", "pipedream")
@@ -374,9 +375,10 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     summary = tables.summary
     chosen = summary[summary["configuration"].isin(ids)] if ids else summary
     # The figure has no number from a table, so no sign.
-    lines = footer(without_signs(chosen), context, [*(sentences(cells) or [NOTHING]), *below])
-    nothing = Shown("", Window("", 0, 0, True, None, None), (), not_planned="no cell to plan")
-    return draw_page(TITLE, shown or [nothing], lines)
+    lines = footer(without_signs(chosen), context, [*sentences(cells), *below])
+    if not shown:
+        return nothing_to_show(TITLE, NOTHING, lines, COLUMNS)
+    return draw_page(TITLE, shown, lines)
 
 
 def draw_cell(cell: CellTimeline) -> tuple[Figure, pd.DataFrame]:
