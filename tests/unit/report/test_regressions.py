@@ -13,13 +13,16 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from figure_checks import of
 
 from ddlbench import cli
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import result_file
-from ddlbench.report.regressions import SPREAD_COMPUTED, SPREAD_EMULATED
+from ddlbench.report.figures.ratios import draw
+from ddlbench.report.regressions import SPREAD_COMPUTED, SPREAD_EMULATED, compare_trees
 from ddlbench.report.run_trees import read_tree
+from ddlbench.report.style import style
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = json.loads((ROOT / "tests/unit/experiment/result.json").read_text("utf-8"))
@@ -360,6 +363,21 @@ def test_the_figure_has_a_row_a_configuration(tree, tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(png.with_suffix(".csv"))) == 3
     assert "ends in .png" in refused("compare", tree("a"), tree("b"), "--figure", "ratios.txt")
+
+
+def test_a_ratio_beyond_the_axis_is_a_mark_at_its_edge(tree):
+    trees = [read_tree(tree("a")), read_tree(tree("b", {"fsdp": 40.0, "ddp": 0.01}))]
+    with style():
+        figure, _ = draw(compare_trees(*trees))
+        figure.canvas.draw()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    marks = {line.get_marker(): float(line.get_xdata()[0]) for line in axes.lines}
+    assert marks["<"] == low
+    assert marks[">"] == high
+    assert low < marks["o"] < high
+    words = " ".join(text.get_text() for text in of(figure, "footer"))
+    assert "Triangles at the edges" in words
 
 
 def test_the_stated_spreads_are_those_of_the_kept_cells():

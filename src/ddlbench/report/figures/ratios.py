@@ -121,8 +121,9 @@ def _row(axes: Axes, place: int, row: Compared, right: float) -> None:
     low, high = axes.get_xlim()
     ends = [min(max(end, low), high) for end in (row.ratio.low, row.ratio.high)]
     axes.plot(ends, [place] * 2, "-", color=colour, linewidth=1.2)
-    if low <= row.ratio.ratio <= high:
-        axes.plot([row.ratio.ratio], [place], "o", color=colour, markersize=3)
+    marker = "<" if row.ratio.ratio < low else ">" if row.ratio.ratio > high else "o"
+    end = min(max(row.ratio.ratio, low), high)
+    axes.plot([end], [place], marker, color=colour, markersize=3, clip_on=False)
 
 
 def _legend(comparison: Comparison) -> list[tuple[Artist, str]]:
@@ -136,6 +137,10 @@ def _legend(comparison: Comparison) -> list[tuple[Artist, str]]:
 def _footer(comparison: Comparison) -> list[str]:
     more = len(comparison.rows) - _MOST_ROWS
     hidden = [f"{more} configurations more are not drawn."] if more > 0 else []
+    low, high = _ends(comparison)
+    ratios = [row.ratio.ratio for row in comparison.rows[:_MOST_ROWS] if row.ratio]
+    if any(not low <= ratio <= high for ratio in ratios):
+        hidden.append("Triangles at the edges: the ratio, written beside, lies beyond.")
     names = f"A: {comparison.first.name}. B: {comparison.second.name}."
     # Reasons stand in their rows.
     return [names, *hidden, *remarks(comparison, with_reasons=False)]
