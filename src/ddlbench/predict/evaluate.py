@@ -19,7 +19,7 @@ from ddlbench.experiment.cell import Cell, in_path
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, Result, cell_result
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import Status
+from ddlbench.experiment.status import FAILURE_FILE, Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import room_of
@@ -70,8 +70,8 @@ class Outcome:
     Args:
         cell: with repeat 0.
         base: its sequential base, with repeat 0; None if it has none.
-        status: ``ok`` if any repeat is ok, else the status of the first repeat, or ``not run``;
-            of one that something disturbed, ``disturbed``, and of one that does not train as one
+        status: ``ok`` if any repeat is ok, else that of a repeat: of its result, ``failed``, or
+            ``not run``; of one that something disturbed, ``disturbed``, and of one that does not train as one
             device does, ``other training``.
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
@@ -116,9 +116,12 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             cell = row.cell.with_(repeat=0)
             base = Cell.from_id(row.base_id).with_(repeat=0) if row.base_id else None
             outcomes.setdefault(cell.id, Outcome(cell, base))
-            result = _result(_path(row.cell, site, results_root), site, row.cell)
+            path = _path(row.cell, site, results_root)
+            result = _result(path, site, row.cell)
             if result is not None:
                 results[row.cell] = result
+            elif path.with_name(FAILURE_FILE).is_file():  # a result of a repeat counts more
+                outcomes[cell.id].status = Status.FAILED
     departing = {name: departure.sentence for name, departure in departures_in(results).items()}
     for cell, result in results.items():
         outcome = outcomes[cell.again(0).id]

@@ -8,6 +8,7 @@ import pytest
 from predict_results import only_row, row, write_cases, write_ok
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.status import Failure, Reason
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict import evaluate
 from ddlbench.predict.accuracy import ALL, errors, read_predictions, write_predictions
@@ -124,6 +125,27 @@ def test_a_result_of_another_cell_or_a_broken_one_is_not_measured(site):
     path.write_text("{")
     outcome = next(o for o in measure(rows, "local", root) if o.cell == victim.with_(repeat=0))
     assert sorted(outcome.step_s) == [0, 1]
+
+
+def test_a_cell_that_crashed_is_failed_unless_another_repeat_has_a_result(site):
+    root, rows = site
+    victims = [
+        row.cell for row in rows if row.cell.with_(repeat=0) == rows[-1].cell.with_(repeat=0)
+    ]
+    folders = [root / "local" / "cells" / cell.id for cell in victims]
+
+    def status() -> str:
+        return {o.cell: o.status for o in measure(rows, "local", root)}[victims[0].with_(repeat=0)]
+
+    for folder in folders:
+        Failure(victims[0].id, "program", Reason("crash", "it ended"), None).write(folder)
+    assert status() == "ok"
+    for folder in folders:
+        (folder / "result.json").unlink()
+    assert status() == "failed"
+    for folder in folders:
+        (folder / "failure.json").unlink()
+    assert status() == "not run"
 
 
 def test_results_that_cannot_be_read_are_named_once(tmp_path, caplog):
