@@ -71,8 +71,8 @@ class Outcome:
         cell: with repeat 0.
         base: its sequential base, with repeat 0; None if it has none.
         status: ``ok`` if any repeat is ok, else that of a repeat: of its result, ``failed``, or
-            ``not run``; of one that something disturbed, ``disturbed``, and of one that does not train as one
-            device does, ``other training``.
+            ``not run``; of one that something disturbed, ``disturbed``, and of one that does not
+            train as one device does, ``other training``.
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
         memory_bytes: peak of the fullest device, over repeats.

@@ -199,3 +199,18 @@ def test_bars_of_many_places_have_the_width_that_they_need():
     axes = figure.axes[0]
     assert axes.get_position().width * width_mm(figure) >= 2.3 * len(names) * len(SOURCES)
     assert width_mm(figure) <= PAGE_MM + 0.1
+
+
+@pytest.mark.parametrize(("slowest", "scale"), [(20.0, "linear"), (2000.0, "log")])
+def test_steps_far_apart_are_on_a_logarithmic_axis(drawn, slowest, scale):
+    times = {"sequential": 1.0, "ddp": 0.5, "pipedream": 0.5 * slowest}
+    chosen = experiment(["mnist"], ["resnet18"], list(times), ["1x2"])
+    figure = drawn("steps", chosen, lambda cell: result(cell, times[cell.strategy]))
+    (axes,) = figure.axes
+    assert axes.get_xscale() == scale
+    assert ("log" in axes.get_xlabel()) == (scale == "log")
+    low, high = axes.get_xlim()
+    steps = [x for line in of(figure, "steps") for x in line.get_xdata()]
+    assert low < min(steps) < max(steps) < high
+    assert_readable(figure)
+    assert_no_overlap(figure)

@@ -15,6 +15,7 @@ over partitions: computing, sending and waiting (thesis Figure 6.1).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.common.quantities import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
@@ -70,6 +72,7 @@ from ddlbench.report.tables import Tables, rows_of
 NO_STEPS = "no steps"
 _ALL_POINTS = 60  # of more steps, only those outside the whiskers are drawn
 _BOX_FROM = 8
+_LOG_FROM = 30  # times the fastest median of a panel
 _ROW_MM = 3.9
 
 
@@ -90,6 +93,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         str(name): part["step_s"].to_numpy()
         for name, part in steps.groupby(configurations, sort=False)
     }
+    logarithmic = _are_far_apart(shown, durations)
     lines = _lines(shown)
     labels = _line_labels(lines)
     size = _steps_size(labels, shown["network"].nunique())
@@ -108,7 +112,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         label_rows(axes, labels, axes in page.first_in_row)
         rows = {_line_of(row): row for row in rows_of(part)}
         width_mm = axes.get_position().width * page.figure.get_figwidth() / MM
-        ends = [0.0]
+        drawn: list[tuple[np.ndarray, float]] = []
         marks, flags = [], []
         for place, line in enumerate(lines):
             row = rows.get(line)
@@ -123,9 +127,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
                 marks.append((place, mark))
             else:
                 _draw_steps(axes, place, times, line.strategy, bool(row.stale))
-                free = 1 - (text_width_mm(flag) + 2) / width_mm  # left of the text
-                ends.append(float(times.max()) * max(1.12, 1 / free))
-        _scale(axes, max(ends))
+                drawn.append((times, 1 - (text_width_mm(flag) + 2) / width_mm))
+        _scale(axes, drawn, logarithmic)
         _write(axes, marks, flags)
     return page.figure, pd.DataFrame(records)
 
@@ -185,13 +188,34 @@ def _flag(wait: str, signs_of_row: str, width_mm: float) -> str:
     return f"{wait.partition(':')[0]} {signs_of_row}".strip()
 
 
-def _scale(axes: Axes, end: float) -> None:
-    if end <= 0:
+def _are_far_apart(shown: pd.DataFrame, durations: Mapping[str, np.ndarray]) -> bool:
+    """Whether a linear axis would make fast steps of some panel a stroke at its left."""
+    medians = {name: float(np.median(times)) for name, times in durations.items()}
+    panels = shown["configuration"].map(medians).groupby([shown["dataset"], shown["network"]])
+    least, largest = panels.min(), panels.max()
+    return bool(((least > 0) & (largest > _LOG_FROM * least)).any())
+
+
+def _scale(axes: Axes, drawn: Sequence[tuple[np.ndarray, float]], logarithmic: bool) -> None:
+    """Fit the x axis to the steps of each row, and the share of it that its texts leave free."""
+    largest = max((float(times.max()) for times, _ in drawn), default=0.0)
+    if largest <= 0:
         axes.set_xlim(0, 1)
         axes.set_xticks([])
         return
-    axes.set_xlim(0, end)
-    ticks_in(unit_for(end, TIMES), axes.xaxis, "Step", 4)
+    if not logarithmic:
+        end = max(float(times.max()) * max(1.12, 1 / free) for times, free in drawn)
+        axes.set_xlim(0, end)
+        ticks_in(unit_for(end, TIMES), axes.xaxis, "Step", 4)
+        return
+    low = 0.8 * min(float(times[times > 0].min(initial=largest)) for times, _ in drawn)
+    spans = [(math.log(max(float(times.max()), low) / low), free) for times, free in drawn]
+    axes.set_xscale("log")
+    axes.set_xlim(low, 1.12 * low * math.exp(max(span / free for span, free in spans)))
+    axes.xaxis.set_major_locator(LogLocator(10, numticks=5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda step_s, _: unit_for(step_s, TIMES).text(step_s, ",.10g"))
+    axes.set_xlabel("Step (log)", labelpad=1)
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
