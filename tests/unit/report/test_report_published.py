@@ -201,7 +201,7 @@ def test_a_number_never_lies_under_a_mark(bar, mark, foot) -> None:
         axes = figure.add_axes((0.1, 0.1, 0.85, 0.85))
         beside = Beside({(0, 0): mark}, 10.0)
         bars = [Bar(*bar, "#0072B2", DatasetLook(0.0, ""))]
-        draw_groups(axes, [Group("a", bars)], 70.0, "{:.1f}", beside)
+        draw_groups(axes, [Group("a", bars)], 70.0, "{:.1f}".format, beside)
         draw_beside(axes, beside, 1)
         axes.set_ylim(-5, 5)
         figure.canvas.draw()
