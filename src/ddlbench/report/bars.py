@@ -476,15 +476,19 @@ def draw_point(
     *,
     size: float | None = None,
     without: str = "",
+    fill: str = "full",
 ) -> None:
     """Draw the point of a row of the summary at (x, y); it is pale if ``row.stale``.
+
+    ``fill`` is the part of the mark that is filled, by matplotlib's name.
 
     Signs of ``without`` stand elsewhere.
     """
     x, y = at
     axes.plot(
         [x], [y], linestyle="none", marker=look.marker, markersize=size, color=look.colour,
-        markerfacecolor=shade(look.colour, PALE if row.stale else 0.0), zorder=3, gid="point",
+        markerfacecolor=shade(look.colour, PALE if row.stale else 0.0), fillstyle=fill, zorder=3,
+        gid="point",
     )  # fmt: skip
     text = signs(row, without)
     if text:

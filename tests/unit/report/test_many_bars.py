@@ -80,7 +80,8 @@ def test_variants_of_a_pipeline_fit_the_width_of_a_page_and_do_not_look_alike(dr
     chosen = experiment(["cifar10"], ["resnet18"], ["sequential", "gpipe", "pipe-1f1b"], ["1x4"])
     chosen.strategies["gpipe"] = {"chunks": [2, 4, 8], "checkpoint": ["never", "always"]}
     assert_readable(drawn("pipelines", chosen, fast))
-    patches = drawn("memory", chosen, fast).legends[0].get_patches()
+    rows = drawn("memory", chosen, fast).legends
+    patches = [patch for row in rows for patch in row.get_patches()]
     looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in patches]
     assert len(set(looks)) == len(looks)
 
@@ -214,3 +215,34 @@ def test_steps_far_apart_are_on_a_logarithmic_axis(drawn, slowest, scale):
     assert low < min(steps) < max(steps) < high
     assert_readable(figure)
     assert_no_overlap(figure)
+
+
+def test_missing_points_of_many_strategies_leave_the_lines_free(drawn):
+    def value(cell):
+        lacking = cell.strategy != "sequential" and (cell.devices == 4 or cell.strategy != "ddp")
+        none = dict.fromkeys(("timing", "loss", "communication", "efficiency"))
+        ended = {"status": "timeout", "reason": "longer than 600 s", "ranks": [], **none}
+        return {**fast(cell), **(ended if lacking else {})}
+
+    chosen = experiment(["mnist"], ["resnet18"], MANY[:12], ["1x2", "1x4"])
+    figure = drawn("scaling", chosen, value)
+    heights = [line.get_ydata()[0] for line in of(figure, "mark") if hasattr(line, "get_ydata")]
+    assert len(heights) == 6
+    assert max(heights) < 0.25
+    assert [text.get_text() for text in of(figure, "mark") if hasattr(text, "get_text")] == [
+        "+7",
+        "+8",
+    ]
+    words = " ".join(text.get_text() for text in of(figure, "footer"))
+    assert "FSDP on 2 and 4" in words
+    assert_readable(figure)
+
+
+def test_variants_of_a_pipeline_have_different_marks_over_geometries(drawn):
+    chosen = experiment(["mnist"], ["resnet18"], ["sequential", "gpipe", "pipe-1f1b"],
+                        ["1x2", "1x4"])  # fmt: skip
+    chosen.strategies["gpipe"] = {"chunks": [2, 4, 8]}
+    rows = drawn("pipelines", chosen, fast).legends
+    lines = [line for row in rows for line in row.get_lines()]
+    looks = [(line.get_marker(), line.get_color(), line.get_fillstyle()) for line in lines]
+    assert len(set(looks)) == len(looks) == 4

@@ -43,7 +43,7 @@ from ddlbench.report.bars import (
     pitch_mm,
     write_labels,
 )
-from ddlbench.report.curves import sample
+from ddlbench.report.curves import places, sample
 from ddlbench.report.footer import Context, footer, note_sentences, reasons_by_mark, sentence
 from ddlbench.report.labels import (
     DatasetLook,
@@ -159,10 +159,14 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     several = len(geometries) > 1
     labels = geometries if several else [strategy_label(*name) for name in names]
     pitch = max(5.0, pitch_mm(labels))
+    fills = {name: _FILLS[place % len(_FILLS)] for name, place in places(names).items()}
     on_workers = common_workers(shown["workers"])
     page = lay_out(
         f"Share of its own bound that each pipeline reaches {on_workers}".strip(),
-        [(sample(name[0], linestyle="none"), strategy_label(*name)) for name in names]
+        [
+            (sample(name[0], linestyle="none", fillstyle=fill), strategy_label(*name))
+            for name, fill in fills.items()
+        ]
         if several
         else [],
         dataset_sections(shown),
@@ -186,7 +190,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             x: float = names.index((row.strategy, row.variant))
             if several:
                 x = geometries.index(row.geometry) + 0.86 * ((x + 0.5) / len(names) - 0.5)
-            _draw_point(axes, row, x)
+            _draw_point(axes, row, x, fills[row.strategy, row.variant] if several else "full")
     page.label_rows("Speed-up over bound")
     return page.figure, shown[TABLE]
 
@@ -212,7 +216,11 @@ def _frame(axes: Axes, labels: list[str], top: float, width_mm: float) -> None:
     write_labels(axes, range(len(labels)), labels, width_mm)
 
 
-def _draw_point(axes: Axes, row: Any, x: float) -> None:
+_FILLS = ("full", "left", "top", "right", "bottom")
+"""Of the marks of the variants of a strategy."""
+
+
+def _draw_point(axes: Axes, row: Any, x: float, fill: str) -> None:
     look = strategy_look(str(row.strategy))
     if row.mark:
         draw_cross(axes, x, look.colour)
@@ -220,7 +228,7 @@ def _draw_point(axes: Axes, row: Any, x: float) -> None:
     if row.n > 1:
         ends = [row.speedup_low / row.bound, row.speedup_high / row.bound]
         axes.plot([x, x], ends, color=look.colour, linewidth=0.8, zorder=2, gid="whisker")
-    draw_point(axes, (x, row.share_of_bound), look, row)
+    draw_point(axes, (x, row.share_of_bound), look, row, fill=fill)
 
 
 STRATEGY = "gpipe"

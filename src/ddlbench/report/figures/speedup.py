@@ -38,6 +38,7 @@ from ddlbench.report.bars import (
     patch,
     top_of,
     widest_labels,
+    write_instead,
 )
 from ddlbench.report.curves import DASHES, log_y, places, sample, ticks_at, whisker
 from ddlbench.report.footer import (
@@ -66,6 +67,7 @@ from ddlbench.report.tables import Tables, rows_of
 _NEUTRAL = "#444444"
 _LEFT_MM, _RIGHT_MM = 9.5, 8.5  # beside axes: ticks of three digits, names of lines
 _LOG_FROM = 100.0
+_MOST_CROSSES = 5
 _FEW_BASES = 6
 _BARS_TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
@@ -460,20 +462,27 @@ def _draw_line(axes: Axes, of_line: pd.DataFrame, style: Any, shift: float, sign
 
 
 def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:
-    """Draw a cross for each missing cell, stacked over its number of workers."""
-    height: dict[int, int] = {}
-    for row in rows_of(missing):
-        place = height[row.workers] = height.get(row.workers, -1) + 1
-        colour = strategy_look(str(row.strategy)).colour
-        draw_cross(axes, float(row.workers), colour, place, zorder=3)
+    """Draw a cross for each missing cell, stacked over its number of workers.
+
+    A higher stack would reach the points: above its first crosses stands how many more there are.
+    """
+    for _, cells in missing.groupby("workers"):
+        few = cells if len(cells) <= _MOST_CROSSES else cells.iloc[: _MOST_CROSSES - 2]
+        for place, row in enumerate(rows_of(few)):
+            colour = strategy_look(str(row.strategy)).colour
+            draw_cross(axes, float(row.workers), colour, place, zorder=3)
+        if len(few) < len(cells):
+            more = f"+{len(cells) - len(few)}"
+            write_instead(axes, few["workers"].iloc[0], more, y=0.06 * len(few) + 0.03)
 
 
 def missing_sentence(shown: pd.DataFrame) -> str:
     """Say what the crosses stand for, reason by reason; empty without any."""
 
     def named(strategy: str, rows: pd.DataFrame) -> str:
-        counts = sorted(set(rows["workers"]))
-        return f"{strategy_label(strategy)} on {' and '.join(str(int(c)) for c in counts)}"
+        *counts, last = (str(int(count)) for count in sorted(set(rows["workers"])))
+        named = " and ".join(filter(None, [", ".join(counts), last]))
+        return f"{strategy_label(strategy)} on {named}"
 
     text = reasons_by_mark(shown, named)
     return f"Crosses stand for cells without a point: {text} workers." if text else ""
