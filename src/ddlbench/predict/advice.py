@@ -318,8 +318,12 @@ def answers(
     """
     inputs = Inputs(site.name, results_root)
     lines = []
+    known: dict[tuple[str, str], Knowledge] = {}  # the results of a network are read once
     for question in questions_of(experiment, rows):
-        here = knowledge_of(question, inputs, site, results_root)
+        key = (question.dataset, question.network)
+        if key not in known:
+            known[key] = knowledge_of(question, inputs, site, results_root)
+        here = known[key]
         with suppress(ConfigError):  # neither a profile nor a measured cell
             ranking = recommend(question, here)
             lines.append(answer_dict(question, ranking, advise(question, ranking, here)))

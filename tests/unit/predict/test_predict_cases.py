@@ -9,6 +9,7 @@ from predict_results import row, write_ok
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.advice import answers
+from ddlbench.predict.evaluate import outcomes_of
 from ddlbench.predict.recommend import answers_dict, questions_of, read_choice, write_choice
 
 
@@ -51,6 +52,20 @@ def test_an_answer_a_case_whatever_strategies_the_matrix_has(tmp_path, experimen
     path = tmp_path / "advice.json"
     write_choice(answers_dict("local", actual), path)
     assert read_choice(path)["answers"] == actual
+
+
+def test_results_of_a_network_are_read_once_for_all_its_cases(tmp_path, experiment, monkeypatch):
+    make.write_site(tmp_path, make.profile(), make.links())
+    read: list[str] = []
+
+    def counted(dataset, network, *rest):
+        read.append(f"{network} on {dataset}")
+        return outcomes_of(dataset, network, *rest)
+
+    monkeypatch.setattr("ddlbench.predict.recommend.outcomes_of", counted)
+    cells = [row(make.cell("ddp", geometry, 32)) for geometry in ("1x2", "1x4", "2x2")]
+    assert len(answers(experiment, cells, make.site(), tmp_path)) == 3
+    assert read == ["vgg11 on mnist"]
 
 
 def test_cells_of_a_case_have_the_options_of_the_experiment(experiment):
