@@ -86,30 +86,32 @@ def interval_words(shown: pd.DataFrame, ratio: bool) -> str:
         good = good[(good["strategy"] != BASE) & good["speedup_low"].notna()]
     if not len(good):
         return ""
+    runs = good["speedup_n"] if ratio else good["n"]
+    alone = (good["interval_of"] == "steps") | (runs == 1)
     parts = []
-    if (good["interval_of"] == "steps").any():
+    if alone.any():
         bounds = ", as a bound for the ratio" if ratio else ""
         parts.append(f"95 % interval over the steps of the single run{bounds}")
-    repeated = good[good["interval_of"] == "repeats"]
-    if len(repeated):
-        parts.append(_over_repeats(repeated, ratio))
+    few = ~alone & ((runs <= _MOST_IN_A_RANGE) if ratio else (good["coverage"] < CONFIDENCE))
+    for rows in (good[few], good[~alone & ~few]):
+        if len(rows):
+            parts.append(_over_repeats(rows, runs.loc[rows.index], ratio))
     return "; ".join(parts)
 
 
-def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
-    counts = repeated["speedup_n"] if ratio else repeated["n"]
-    counts = counts.dropna()
-    counts = counts[counts > 0]
-    if not len(counts):
-        counts = repeated["n"]
-    number = span_text(counts.astype(int))
-    if ratio and counts.min() > 2:
-        coverage = ratio_coverage(int(counts.min()))
+_MOST_IN_A_RANGE = 2
+"""Of more repeats the interval of a ratio is from a bootstrap."""
+
+
+def _over_repeats(rows: pd.DataFrame, runs: pd.Series, ratio: bool) -> str:
+    number = span_text(runs.astype(int))
+    if ratio and runs.min() > _MOST_IN_A_RANGE:
+        coverage = ratio_coverage(int(runs.min()))
         if coverage < CONFIDENCE:
             held = f"holds the ratio with {coverage:.0%}"
             return f"paired bootstrap interval over {number} repeats ({held})"
         return f"95 % paired bootstrap interval over {number} repeats"
-    coverage = repeated["coverage"].min()
+    coverage = rows["coverage"].min()
     if coverage < CONFIDENCE:
         return f"range of {number} repeats (holds the median with {coverage:.0%})"
     return f"95 % interval over {number} repeats"

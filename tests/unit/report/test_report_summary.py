@@ -1,5 +1,6 @@
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import strategies as st
 from report_factory import failed, matrix, result, write, write_all
@@ -106,3 +107,11 @@ def test_figures_state_how_often_an_interval_holds_a_speedup(measured, repeats, 
     base = [2.0 + number / 100 for number in range(repeats)]
     shown = measured(base, [1.0] * repeats).to_frame().T
     assert interval_words(shown, True) == words
+
+
+def test_intervals_of_two_and_of_more_repeats_are_told_apart(measured):
+    rows = [measured([2.0 + n / 100 for n in range(count)], [1.0] * count) for count in (2, 3)]
+    assert interval_words(pd.DataFrame(rows), True) == (
+        "range of 2 repeats (holds the median with 50%); "
+        "paired bootstrap interval over 3 repeats (holds the ratio with 75%)"
+    )
