@@ -93,9 +93,9 @@ def interval_words(shown: pd.DataFrame, ratio: bool) -> str:
         bounds = ", as a bound for the ratio" if ratio else ""
         parts.append(f"95 % interval over the steps of the single run{bounds}")
     few = ~alone & ((runs <= _MOST_IN_A_RANGE) if ratio else (good["coverage"] < CONFIDENCE))
-    for rows in (good[few], good[~alone & ~few]):
-        if len(rows):
-            parts.append(_over_repeats(rows, runs.loc[rows.index], ratio))
+    for these in (few, ~alone & ~few):
+        if these.any():
+            parts.append(_over_repeats(good[these], runs[these], ratio))
     return "; ".join(parts)
 
 

@@ -34,6 +34,7 @@ from ddlbench.report.terminal import (
     advice,
     answers_at,
     numbers_of,
+    other_settings,
     speedup_table,
     telling_rows,
 )
@@ -111,10 +112,11 @@ def advice_text(inputs: PageInputs) -> list[str]:
 
 _ADVISED = (
     Column("Dataset"), Column("Network"), Column("Devices"), Column("Batch", right=True),
-    Column("Train with"), Column("Fastest", right=True), Column("Speed-up", right=True),
-    Column("Step", right=True), Column("90 %", right=True), Column("By"),
+    Column("Setting"), Column("Train with"), Column("Fastest", right=True),
+    Column("Speed-up", right=True), Column("Step", right=True), Column("90 %", right=True),
+    Column("By"),
 )  # fmt: skip
-_CASE = 4  # columns that name the case; those in which all cases are equal are left out
+_CASE = 5  # columns that name the case; those in which all cases are equal are left out
 
 
 def advised(inputs: PageInputs) -> PageTable | None:
@@ -145,6 +147,7 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
         network_label(case["network"]),
         f"{case['nodes']}x{case['devices_per_node']}",
         str(case["batch_size"]),
+        ", ".join(other_settings(case)),
         chosen["label"],
         chance_text(chosen["chance"]),
         "" if chosen["speedup"] is None else ratio_text(chosen["speedup"]),

@@ -281,9 +281,15 @@ def answers_at(tables_dir: Path) -> list[Answer]:
 
 def _title(case: Mapping[str, Any]) -> str:
     """``VGG-11, CIFAR-10, 1x2, batch 16``, and settings that are not the defaults."""
+    return case_title(case, f"batch {case['batch_size']}", *other_settings(case))
+
+
+def other_settings(case: Mapping[str, Any]) -> list[str]:
+    """The settings of a case that are not the defaults, as ``fabric lat10``."""
     defaults = {field.name: field.default for field in fields(Cell)}
-    others = (f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k])
-    return case_title(case, f"batch {case['batch_size']}", *others)
+    return [
+        f"{name} {value}" for name, value in case["settings"].items() if value != defaults[name]
+    ]
 
 
 def _old_bases(tables_dir: Path) -> list[str]:

@@ -9,11 +9,13 @@ import pytest
 from answer_factory import answer, candidate, size
 from figure_checks import assert_no_overlap, assert_readable, of, texts_of
 
-from ddlbench.predict.recommend import answers_dict
+from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.report.choice_tables import not_advised
 from ddlbench.report.figures.choice import draw as draw_choice
 from ddlbench.report.figures.sizes import draw as draw_sizes
+from ddlbench.report.page_tables import PageInputs, advised
 from ddlbench.report.style import style
+from ddlbench.report.tables import Tables
 
 NOISE = "it computes on one device at a time, so this is noise"
 
@@ -196,3 +198,12 @@ def test_a_reason_is_of_its_own_case():
     (sentence,) = not_advised(answers, summary(("horovod", 1.5), ("ddp", 1.1)))
     assert "for VGG-11, 1x2, fp32 and" in sentence
     assert not_advised(answers, summary(("horovod", 1.5), geometry="2x2")) == []
+
+
+def test_the_pages_table_tells_cases_of_other_settings_apart(tmp_path):
+    cases = [vgg(settings={"fabric": fabric}) for fabric in ("default", "lat10", "lat100")]
+    write_choice(answers_dict("local", cases), tmp_path / "advice.json")
+    nothing = Tables(*[pd.DataFrame()] * 4)
+    table = advised(PageInputs(tmp_path, tmp_path, nothing))
+    assert [column.heading for column in table.columns][:2] == ["Setting", "Train with"]
+    assert [row[0] for row in table.rows] == ["", "fabric lat10", "fabric lat100"]
