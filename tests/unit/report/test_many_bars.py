@@ -155,6 +155,25 @@ def test_a_base_that_failed_says_why(drawn):
     assert "Whiskers" not in words
 
 
+def test_a_base_that_others_have_not_is_named_with_its_reason(drawn):
+    def value(cell):
+        lacking = cell.strategy == "sequential" and cell.network == "vgg11"
+        return failed(cell, "out_of_memory", "device 0 has 8 GiB") if lacking else result(cell)
+
+    chosen = experiment(["mnist"], ["resnet18", "vgg11"], ["sequential", "ddp"], ["1x2"])
+    words = " ".join(text.get_text() for text in of(drawn("speedup", chosen, value), "footer"))
+    assert "MNIST: ResNet-18 " in words
+    assert "No measurement: VGG-11 on MNIST (out of memory)." in words
+
+
+def test_bases_of_one_network_that_differ_in_settings_are_a_range(drawn):
+    chosen = experiment(["mnist"], ["resnet18"], ["sequential", "ddp"], ["1x2"])
+    del chosen.settings["batch_size"]
+    chosen.matrix["batch_size"] = [16, 32]
+    words = " ".join(text.get_text() for text in of(drawn("speedup", chosen), "footer"))
+    assert "samples/s (each in the table beside)" in words
+
+
 def test_a_diverged_run_has_a_sign_that_the_footer_explains(drawn):
     def value(cell):
         note = f"{DIVERGED}: the loss is no number from step 3 of 8 on"

@@ -286,16 +286,13 @@ def _sentences(
 
 
 def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
-    bases = summary[
-        summary["configuration"].isin(set(shown["base_configuration"]))
-        & summary["samples_per_s"].notna()
-    ]
+    there = summary[summary["configuration"].isin(set(shown["base_configuration"]))]
+    bases, lacking = (there[there["samples_per_s"].notna() == known] for known in (True, False))
     if not len(bases):
-        there = summary[summary["configuration"].isin(set(shown["base_configuration"]))]
-        why = ", ".join(unique(there["status"].str.replace("_", " "))) or "no cell of the matrix"
+        why = ", ".join(unique(lacking["status"].map(_words))) or "no cell of the matrix"
         return f"Base: sequential training on one device; it has no measurement ({why})."
     rates = bases["samples_per_s"]
-    if len(bases) <= _FEW_BASES:
+    if len(bases) <= _FEW_BASES and not bases.duplicated(["dataset", "network"]).any():
         parts = [
             f"{dataset_label(str(dataset))}: "
             + ", ".join(
@@ -303,11 +300,28 @@ def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
             )
             for dataset, of_dataset in bases.groupby("dataset", sort=False)
         ]
-        return f"Base: sequential training on one device, samples/s. {'; '.join(parts)}."
-    return (
-        f"Base: sequential training on one device, {_rate(rates.min())} to "
-        f"{_rate(rates.max())} samples/s (each in the table beside)."
+        text = f"Base: sequential training on one device, samples/s. {'; '.join(parts)}."
+    else:
+        text = (
+            f"Base: sequential training on one device, {_rate(rates.min())} to "
+            f"{_rate(rates.max())} samples/s (each in the table beside)."
+        )
+    return f"{text}{_without_base(lacking)}"
+
+
+def _without_base(lacking: pd.DataFrame) -> str:
+    """Which bases have no measurement, and why."""
+    if len(lacking) > _FEW_BASES:
+        return f" {len(lacking)} bases have no measurement (see summary.csv)."
+    names = (
+        f"{network_label(row.network)} on {dataset_label(row.dataset)} ({_words(row.status)})"
+        for row in rows_of(lacking)
     )
+    return f" No measurement: {', '.join(names)}." if len(lacking) else ""
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")
 
 
 def _rate(value: float) -> str:
