@@ -55,6 +55,18 @@ def test_predict_has_one_answer_and_all_only_when_asked(folder):
     assert len(by_predictor["linear"]["memory_bytes"]) == 2
 
 
+def test_predict_has_the_options_that_recommend_ranks_and_names_them(folder):
+    case = [*CELL[:-1], "14"]  # which does not divide into the default of 4 micro-batches
+    ranked = json.loads(run(recommend, *case, "--json").output)["candidates"]
+    one = next(c for c in ranked if c["strategy"] == "gpipe")
+    out = json.loads(run(predict, *case, "--strategy", "gpipe", "--json").output)
+    names = ("cell_id", "step_s")
+    assert [out[name] for name in names] == [one[name] for name in names]
+    assert "Fitted to 1x2 and a batch of 14: chunks=" in run(
+        predict, *case, "--strategy", "gpipe"
+    ).output.replace("\n", " ")
+
+
 def test_predict_prints_a_table_with_limits(folder):
     out = run(predict, *CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8").output
     assert "GPipe on 1x2 (2 CPU workers), 16 samples a step" in out
