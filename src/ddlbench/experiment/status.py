@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddlbench.common.document import read_object, write_json
+from ddlbench.common.errors import printable
 from ddlbench.common.owner import Writer
 
 
@@ -131,13 +132,16 @@ REASON_CODES: Mapping[str, str] = {
 
 
 class Reason(str):
-    """Why a cell is in its state: a sentence with its code, of :data:`REASON_CODES` or others'."""
+    """Why a cell is in its state: a sentence with its code, of :data:`REASON_CODES` or others'.
+
+    The sentence is :func:`printable`, as it may name a file of the user.
+    """
 
     __slots__ = ("code",)
     code: str
 
     def __new__(cls, code: str, sentence: str) -> Reason:
-        reason = super().__new__(cls, sentence)
+        reason = super().__new__(cls, printable(sentence))
         reason.code = code
         return reason
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import ddlbench
 from ddlbench.experiment.status import REASON_CODES, Reason, Status, reason_code, reason_of
+from ddlbench.runtime.rank_report import RankFailure
 
 
 def test_a_reason_is_its_sentence_and_knows_its_code() -> None:
@@ -35,6 +37,17 @@ def test_a_plain_sentence_counts_by_its_status(
     reason: str | None, status: str, code: str | None
 ) -> None:
     assert reason_code(reason, status) == code
+
+
+def test_a_reason_may_name_a_file_that_is_no_utf_8() -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")
+    failure = RankFailure(
+        rank=0,
+        status=Status.FAILED,
+        reason=Reason("exception", f"{name} is no image"),
+        reason_code="exception",
+    )
+    assert failure.to_dict()["reason"] == "caf\\udce9.jpg is no image"
 
 
 def test_the_reason_of_an_exception_keeps_its_code() -> None:
