@@ -442,7 +442,9 @@ def _rate_text(bytes_per_s: float) -> str:
 @click.option("--latency-ms", type=Number(), help="Delay from node to node, one way.")
 @click.option("--bandwidth-mbit", type=Number(), help="Rate of each node's link, each direction.")
 @click.option("--loss-percent", type=Number(), default=0.0, show_default=True, help="Lost packets.")
-@click.option("--mtu", type=int, default=LinkCondition.mtu, show_default=True, help="In bytes.")
+@click.option(
+    "--mtu", type=WholeNumber(), default=LinkCondition.mtu, show_default=True, help="In bytes."
+)
 @click.option(
     "--congestion-control",
     default=LinkCondition.congestion_control,

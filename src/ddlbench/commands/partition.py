@@ -71,7 +71,7 @@ def _is_number(text: str) -> bool:
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.option(
     "--machines",
-    type=int,
+    type=WholeNumber(),
     multiple=True,
     required=True,
     metavar="N [N ...]",

@@ -186,6 +186,12 @@ class Number(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            self.fail(
+                f"{value!r} is not a number; write it in digits, without a unit: 16e9.", param, ctx
+            )
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not finite; write a number.", param, ctx)

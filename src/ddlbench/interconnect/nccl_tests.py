@@ -242,7 +242,8 @@ def _read(match: re.Match[str]) -> _Row | None:
     timed = [times for columns in both if (times := _times(columns)) is not None]
     if not timed or size == 0:
         return None
-    time_s, ratio, wrong = timed[0]
+    time_s, ratio, _ = timed[0]
+    wrong = sum(times[2] for times in timed)
     unchecked = len(both) == 2 and both[1][-1] == "N/A" != both[0][-1]
     reduces = None if redop is None else redop != "none"
     has_root = None if match[5] is None else int(match[5]) >= 0

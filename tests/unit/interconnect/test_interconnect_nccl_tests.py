@@ -129,6 +129,11 @@ def test_wrong_values_and_a_missing_end_are_remarks():
     ]
 
 
+def test_wrong_values_in_place_count_too():
+    wrong = ROWS.replace("393.2      0", "393.2      3")
+    assert "wrong values (3)" in parse_nccl_tests(text(wrong, end=""), "out").remarks[0]
+
+
 def test_large_counts_failed_checks_and_broken_rows_are_remarks():
     many = ROWS.replace("393.34      0", "393.34  1.04858e+06")
     assert "wrong values (1,048,580)" in parse_nccl_tests(text(many), "out").remarks[0]

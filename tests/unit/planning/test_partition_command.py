@@ -104,3 +104,16 @@ def test_missing_options_are_usage_errors(args) -> None:
     result = _run(*args)
     assert result.exit_code == 2
     assert "Error" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--machines", "4", "--bandwidth", "25Gbit"], "'25Gbit' is not a number; write it in"),
+        (["--machines", "2,2", "--bandwidth", "1e9"], "'2,2' is not a whole number; write it in"),
+    ],
+)
+def test_a_number_with_a_unit_and_a_list_with_commas_are_told(args, says) -> None:
+    result = _run(*args)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
