@@ -52,8 +52,10 @@ def parse_yaml(text: str, where: str) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = str(problem or getattr(error, "reason", "cannot be read"))
-        fault = problem if isinstance(error, _Misplaced) else f"not valid YAML: {problem}"
-        raise ConfigError(f"{where}{line}: {fault[:_LONGEST_MESSAGE]}") from None
+        if not isinstance(error, _Misplaced):
+            cure = next((text for words, text in _CURES.items() if words in problem), "")
+            problem = f"not valid YAML: {problem[:_LONGEST_MESSAGE]}{cure}"
+        raise ConfigError(f"{where}{line}: {problem[: 2 * _LONGEST_MESSAGE]}") from None
     except RecursionError:
         raise ConfigError(f"{where}: {_TOO_DEEP}") from None
     except (ValueError, OverflowError, TypeError, AttributeError, KeyError) as error:
@@ -64,6 +66,19 @@ def parse_yaml(text: str, where: str) -> Any:
         ) from None
     check_keys(value, where)
     return value
+
+
+_CURES = {
+    r"'\t'": "; begin lines with spaces",
+    "cannot start any token": "; write the text in quotes",
+    "undefined alias": "; write a text that begins with * in quotes",
+    "mapping values": "; write 'key: value' on a line each, and a text with ': ' in quotes",
+    "block end": "; begin the lines of a group with as many spaces each",
+    "expected ',' or": "; write a comma, or close the bracket",
+    "end of stream": "; close the quote",
+    "another document": "; keep one, without the line ---",
+}
+"""What to do, by words with which PyYAML says what is wrong; the first that fit hold."""
 
 
 def check_keys(value: Any, where: str) -> None:

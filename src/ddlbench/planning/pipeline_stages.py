@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import links_file, profile_file
@@ -182,7 +183,9 @@ def _why_not_dealt(cell: Cell, dealt: Sequence[int], stages: int, count: int | N
     written = "+".join(map(str, dealt))
     if len(dealt) != stages:
         return Reason(
-            "wrong_balance", f"balance {written} has {len(dealt)} parts for {stages} stages"
+            "wrong_balance",
+            f"balance {written} has {counted(len(dealt), 'part')} for {counted(stages, 'stage')}; "
+            "write a number of blocks per stage, as 5+9",
         )
     if count is not None and sum(dealt) != count:
         return Reason(

@@ -169,7 +169,22 @@ def test_a_misspelt_required_key_is_named_rather_than_the_one_it_leaves_missing(
     ("text", "sentence"),
     [
         ("a: [1", "line 1: not valid YAML: expected ',' or ']'"),
-        ("a: 1\nb: c: d", "line 2: not valid YAML: mapping values are not allowed here"),
+        (
+            "a: 1\nb: c: d",
+            "line 2: not valid YAML: mapping values are not allowed here; write 'key: ",
+        ),
+        (
+            "a: 1\n\tb: 2",
+            "line 2: not valid YAML: found character '\\t' that cannot start any token; "
+            "begin lines with spaces",
+        ),
+        (
+            "a:\n  b: 1\n c: 2",
+            "line 3: not valid YAML: expected <block end>, but found '<block "
+            "mapping start>'; begin the lines of a group with as many spaces each",
+        ),
+        ("a: 1\n---\nb: 2", "line 2: not valid YAML: but found another document; keep one"),
+        ("a: @x", "line 1: not valid YAML: found character '@' that cannot start any token; write"),
         ("- a\n- b", ": is a list; write 'key: value' lines"),
         ("", ": is empty; write 'key: value' lines"),
         ("3", ": is one value; write 'key: value' lines"),

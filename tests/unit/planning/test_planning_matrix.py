@@ -368,7 +368,8 @@ def test_the_same_by_hand_is_an_error_that_names_it() -> None:
         _expand(include=[entry])
     assert str(caught.value) == (
         "my.yaml: include.0: gpipe cannot run this cell: "
-        "torchgpipe drives the devices of one node and cannot span 2; write 1xD"
+        "torchgpipe drives the devices of one node and cannot span 2; write a geometry of one "
+        "node, as 1x4"
     )
 
 

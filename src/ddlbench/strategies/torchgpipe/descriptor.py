@@ -115,7 +115,7 @@ class TorchGPipe(Strategy):
             return Reason(
                 "one_node_only",
                 f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; "
-                "write 1xD",
+                "write a geometry of one node, as 1x4",
             )
         rule = str(TorchGPipeOptions.of_cell(cell).balance)
         if not rule[0].isdigit():  # a run deals the blocks, or the plan by a profile
