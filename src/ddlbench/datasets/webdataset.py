@@ -311,11 +311,17 @@ def _members(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_end(path: Path, offset: int) -> None:
-    """Refuses a shard whose members end before the end mark, where tarfile stops in silence."""
+    """Refuses a shard whose members do not end at an end mark: tarfile stops in silence."""
     with path.open("rb") as file:
         file.seek(offset)
-        if any(file.read(tarfile.BLOCKSIZE)):
-            raise DataError(f"{path} is damaged at byte {offset}; copy or write it again")
+        mark = file.read(tarfile.BLOCKSIZE)
+    if any(mark):
+        raise DataError(f"{path} is damaged at byte {offset}; copy or write it again")
+    if len(mark) < tarfile.BLOCKSIZE:
+        raise DataError(
+            f"{path} ends without tar's end mark, as a file that was cut off between two members; "
+            "copy or write it again; if it is whole, add the mark: truncate --size=+1024"
+        )
 
 
 class _Choice:

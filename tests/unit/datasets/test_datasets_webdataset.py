@@ -321,6 +321,8 @@ def test_damaged_shards_end_in_one_sentence(tmp_path: Path) -> None:
     for end in (100, 512, 700, 5000, 512 * 7 + 100):
         path.write_bytes(content[:end])
         assert str(path) in refused(root)
+    path.write_bytes(content[: 512 * 8])
+    assert "ends without tar's end mark" in refused(root)
     path.write_bytes(content[: 512 * 8] + b"\xff" * 512 + content[512 * 9 :])
     assert f"damaged at byte {512 * 8}" in refused(root)
     path.write_bytes(gzip.compress(content))
