@@ -24,6 +24,7 @@ Where data is not in a folder, messages say what lies there, and what to do abou
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ EXTENSIONS = tuple(ending for endings in IMAGE_FORMATS.values() for ending in en
 
 _NOT_READ = (
     ".csv", ".tsv", ".json", ".jsonl", ".txt", ".xlsx", ".npy", ".npz", ".h5", ".hdf5", ".pt",
+    ".tfrecord", ".tfrecords", ".beton", ".rec", ".mdb",
     ".pth", ".pkl", ".mat",
 )  # fmt: skip
 
@@ -167,6 +169,7 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     foreign = [entry.name for entry in images if entry.name not in set(classes)]
     if foreign:
         missing = [name for name in classes if name not in {entry.name for entry in images}]
+        foreign, missing = _told_apart(foreign, missing), _told_apart(missing, foreign)
         hint = f"; of train's classes it lacks {listed(missing)}" if missing else ""
         which = "class" if len(foreign) == 1 else "classes"
         raise DataError(
@@ -176,6 +179,16 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     _check_count(train, classes, spec)
     empty = [entry.name for entry in folders if not entry.images and entry.name not in classes]
     return _file_split(folder, classes, images, left_out, [*not_classes, *empty])
+
+
+def _told_apart(names: list[str], others: list[str]) -> list[str]:
+    """Names, those escaped that look like one of ``others``: é has two forms, a blank is unseen."""
+    alike = set(map(_as_seen, others))
+    return [ascii(name) if _as_seen(name) in alike else name for name in names]
+
+
+def _as_seen(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def _check_count(train: Path, classes: list[str], spec: DatasetSpec) -> None:

@@ -467,9 +467,12 @@ def _check_entry(entry: OwnDataset, place: str) -> None:
             )
     for key in of_images if of_tokens else numbers:
         if getattr(entry, key) is not None:
-            raise ConfigError(
-                f"{place}: {key} belongs to {'images' if of_tokens else 'tokens'}; leave it out"
+            kind, instead = (
+                ("images", "")
+                if of_tokens
+                else ("tokens", f", or write tokens: {entry.folder} in place of folder")
             )
+            raise ConfigError(f"{place}: {key} belongs to {kind}; leave it out{instead}")
 
 
 def _counted(name: str, entry: OwnDataset, place: str) -> DatasetSpec:

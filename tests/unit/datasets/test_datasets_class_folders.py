@@ -94,6 +94,25 @@ def test_a_class_that_training_lacks_is_refused_unless_it_has_no_image(empty, tm
         read(root, SPEC, "val")
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "says"),
+    [
+        ("bee", "bee ", r"class 'bee ', which .* lacks; of train's classes it lacks 'bee'"),
+        (
+            "caf\xe9",
+            "cafe\u0301",
+            r"class 'cafe\\u0301', .* of train's classes it lacks 'caf\\xe9'",
+        ),
+    ],
+)
+def test_names_that_look_alike_are_told_apart(train, val, says, tmp_path):
+    root = class_folders(tmp_path)
+    (root / "train/bee").rename(root / "train" / train)
+    (root / "val/bee").rename(root / "val" / val)
+    with pytest.raises(DataError, match=says):
+        read(root, SPEC, "val")
+
+
 def test_an_empty_class_keeps_its_number_and_is_named(tmp_path):
     root = class_folders(tmp_path)
     for file in (root / "train/bee").iterdir():
@@ -163,6 +182,8 @@ def test_other_names_of_a_split_are_known(name, tmp_path):
         (lambda r: class_folders(r, splits=("photos",)), r"missing; give .*photos, which holds"),
         (lambda r: (r / "train.csv").write_text("x"),
          r"holds train.csv, and .csv is not read; write Parquet files"),
+        (lambda r: (r / "train-00000-of-00010.tfrecord").touch(),
+         r"and .tfrecord is not read; write Parquet files"),
         (lambda r: class_folders(r, splits=("train",)), r"val is missing: .* holds train"),
         (lambda r: [(r / s).mkdir() or (r / s / "n01.tar").touch() for s in ("train", "val")],
          r"train holds no images in class folders; .*tar xf n01.tar"),

@@ -196,7 +196,10 @@ def test_a_process_that_is_started_knows_the_dataset(tmp_path):
         ),
         ({"folder": "hf://datasets/mnist", "size": 8}, "is an address, and nothing is downloaded"),
         ({"folder": "p", "size": 8, "classes": 2}, "has 3 class folders, but own has 2 classes"),
-        ({"folder": "p", "size": 8, "vocabulary": 9}, "vocabulary belongs to tokens"),
+        (
+            {"folder": "p", "size": 8, "vocabulary": 9},
+            "vocabulary belongs to tokens; leave it out, or write tokens: p in place of folder",
+        ),
         ({"tokens": "p", "vocabulary": 9}, "sequence is missing"),
         ({"tokens": "p", "vocabulary": 9, "sequence": 4, "size": 8}, "size belongs to images"),
     ],
