@@ -30,7 +30,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
@@ -63,7 +63,7 @@ from ddlbench.interconnect.time_plan import links_plan, links_request
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request, same_for_all
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
-from ddlbench.planning.matrix import cell_of, expand
+from ddlbench.planning.matrix import MatrixRow, cell_of, expand
 from ddlbench.planning.planner import request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.planning.strategy import strategy_of
@@ -115,6 +115,7 @@ class Run:
         site = self.site
         written = [self.tables / "any", self.figures / "any", self.page]
         check_results(site.name, [*written, *map(Path, self.results())])
+        _remark(*nothing_runs(self.rows))
         parts = try_own_parts(site, self.rows)
         _remark(*parts.data, *parts.remarks, *parts.unsupported_remarks())
         from ddlbench.report.registry import faulty_figures  # noqa: PLC0415 - see above
@@ -380,6 +381,13 @@ def _tell_screen_of_sigterm() -> None:
 def _say(text: str) -> None:
     # Written at once: the screen's thread may write between a line and its end.
     print(f"{text}\n", end="", file=sys.stderr, flush=True)
+
+
+def nothing_runs(rows: Sequence[MatrixRow]) -> Iterator[str]:
+    """A sentence where no cell can run: Snakemake would say that all is there."""
+    reasons = [row.unsupported for row in rows if row.unsupported is not None]
+    if reasons and len(reasons) == len(rows):
+        yield f"no cell can run ({reasons[0]}); ddlbench plan says more"
 
 
 def _remark(*remarks: str) -> None:

@@ -10,9 +10,10 @@ import pytest
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.owner import RUN
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import matrix_of
 from ddlbench.workflow import guards
 from ddlbench.workflow.guards import begin, check_cluster
-from ddlbench.workflow.run import logged
+from ddlbench.workflow.run import logged, nothing_runs
 
 CELL = "mnist/vgg11/ddp/1x2/batch_size=8/rep0"
 
@@ -50,6 +51,27 @@ def test_a_log_of_an_earlier_job_is_replaced(job, tmp_path):
     (tmp_path / "cell.log").write_text("# SLURM job 11, attempt 1\na bug\n")
     with logged(str(tmp_path / "cell.log")):
         assert "a bug" not in (tmp_path / "cell.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("geometries", "says"),
+    [
+        (["64x64"], ["no cell can run (site local has 1 node of "]),
+        (["64x64", "1x1"], []),
+    ],
+)
+def test_a_run_of_no_cell_is_told(geometries, says):
+    axes = {"dataset": ["mnist"], "network": ["mlp"], "strategy": ["ddp"]}
+    config = {
+        "experiment": "mine",
+        "site": "local",
+        "matrix": {**axes, "geometry": geometries},
+        "settings": {"batch_size": 8192},
+    }
+    _, _, rows = matrix_of(config, where="mine.yaml")
+    remarks = list(nothing_runs(rows))
+    assert len(remarks) == len(says)
+    assert all(map(str.startswith, remarks, says))
 
 
 @pytest.fixture
