@@ -74,7 +74,8 @@ def run_blocks(
     """Run the blocks of a copy, in order; returns what is seen of each.
 
     They run on fake tensors, which cannot run a block that reads a number, as of a loss. Then the
-    copy computes, of zeros.
+    copy computes, of zeros. A block that torch compiles runs as it was written: what is seen of it
+    by hooks is not to be compiled with it.
 
     Args:
         network: on any device; it is not changed.
@@ -82,13 +83,14 @@ def run_blocks(
         device: where it runs.
         run: (the copy, name of a block, its input) -> its output, and what is seen of it.
     """
-    try:
-        with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            return _in_order(copy_without_data(network, device), sample.tensor(device), run)
-    except Exception:
-        with torch.enable_grad(), seeded(0):
-            zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
-            return _in_order(copy_of(network).to(device), zeros, run)
+    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                return _in_order(copy_without_data(network, device), sample.tensor(device), run)
+        except Exception:
+            with seeded(0):
+                zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
+                return _in_order(copy_of(network).to(device), zeros, run)
 
 
 def _in_order(double: nn.Sequential, passing: Tensor, run: _RunBlock[_Seen]) -> list[_Seen]:

@@ -230,7 +230,8 @@ _LOW_MEMORY_SHARE = 0.1  # of a device's memory
 # What torch says of layers that it does not train in this way, here or at all.
 _REFUSAL = re.compile(
     r"only work with GPU modules|expected input tensor to be on GPU|"
-    r"must override the setup_context|once_differentiable|Expected to have finished reduction"
+    r"must override the setup_context|once_differentiable|Expected to have finished reduction|"
+    r"stage modules that have used torch\.compile"
 )
 
 # Errors of a node, the network or a disk, rather than of the rank's own program.

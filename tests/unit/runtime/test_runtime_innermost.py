@@ -37,6 +37,14 @@ def test_memory_that_ran_out_within_a_wrapper_is_out_of_memory():
     assert classify(error)[0] == "out_of_memory"
 
 
+def test_what_torch_refuses_of_a_compiled_block_is_unsupported():
+    error = RuntimeError(
+        "The ScheduleInterleavedZeroBubble schedule is not supported with stage modules that have "
+        "used torch.compile. Found OptimizedModule"
+    )
+    assert classify(error)[0] == "unsupported"
+
+
 def test_our_sentence_is_better_than_what_it_came_from():
     error = wrapped(KeyError("x"), ConfigError("write this instead"))
     assert "write this instead" in classify(error)[1]

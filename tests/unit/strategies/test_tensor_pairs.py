@@ -132,6 +132,12 @@ def test_layers_that_are_used_otherwise_are_no_pair(use: str, layers: set[str]) 
     assert len(find_pairs(network, alone)) == (not layers)
 
 
+def test_a_layer_that_torch_compiles_is_looked_at_as_it_was_written() -> None:
+    compiled = torch.compile(nn.Linear(8, 8))
+    network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), compiled)  # type: ignore[arg-type]
+    assert used_alone(network, TensorForm((2, 8), torch.float32)) == set()
+
+
 def test_a_sequence_with_a_forward_of_its_own_has_no_pair() -> None:
     layers = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
     assert find_pairs(nn.Sequential(_OwnCalls(*layers))) == []
