@@ -112,7 +112,7 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 _SAMPLES = 2  # batch norm needs more than one
-_FURTHER_STEPS = 2
+_BRIGHT = 3.0  # of a white image, in standard deviations; a black one is as far below
 _COMPUTED_BYTES = 2**28  # weights of the largest networks that compute
 _NORMALISED = "more than 1 value per channel"  # torch's words, where batch norm has one sample
 
@@ -291,11 +291,21 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
             )
         step.normalised_by = _normalised_by(outputs)
         step.gradients = _backward(double, outputs, step)
-        for _ in range(_FURTHER_STEPS):
+        for further in _further_inputs(spec):
             double.zero_grad()
-            outputs = _forward(double, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
+            outputs = _forward(double, further, _Step())
             _compare(step, _backward(double, outputs, _Step()))
     return step
+
+
+def _further_inputs(spec: DatasetSpec) -> Iterator[Tensor]:
+    """A dark and a bright sample, and one sample twice: an expert may be for some samples only."""
+    inputs = made_up_inputs(spec, _SAMPLES, "cpu")
+    if inputs.is_floating_point():
+        brightness = torch.linspace(-_BRIGHT, _BRIGHT, _SAMPLES)
+        inputs = (inputs.flatten(1) + brightness[:, None]).view_as(inputs)
+    yield inputs
+    yield made_up_inputs(spec, 1, "cpu").repeat_interleave(_SAMPLES, 0)
 
 
 # Names of autograd for what puts outputs between 0 and 1, and for what keeps them there.

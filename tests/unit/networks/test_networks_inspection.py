@@ -190,6 +190,32 @@ class Alternates(nn.Module):
         return self.layers[self.calls % 2](inputs)
 
 
+class Experts(nn.Module):
+    """Two layers, each for the samples that a gate gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, 2)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, inputs):
+        chosen = self.gate(inputs).argmax(1)
+        outputs = torch.zeros_like(inputs)
+        for number, expert in enumerate(self.experts):
+            if (mine := chosen == number).any():
+                outputs[mine] = expert(inputs[mine])
+        return outputs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_experts_that_not_every_sample_uses_are_irregular(seed):
+    torch.manual_seed(seed)
+    network = nn.Sequential(
+        nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 8), nn.Tanh(), Experts(), nn.Linear(8, 10)
+    )
+    assert inspect(network, SPEC).irregular
+
+
 def test_weights_that_not_every_step_uses_are_irregular():
     block = Alternates()
     traits = inspection.inspect(nn.Sequential(nn.Flatten(), block), SPEC)
