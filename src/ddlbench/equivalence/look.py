@@ -59,6 +59,7 @@ _STEPS = 3
 _LARGE_SAMPLE_BYTES = 2**22  # larger ones are not made larger still
 _MANY_OPERATIONS = 5e8  # of a sample; a CPU's float64 would take long
 _RANDOM_SAFETY = 4  # times what other seeds change
+_FURTHER_SEEDS = (2, 3)  # of a network that draws random numbers
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,10 @@ def _noise(cell: Cell, floating: Floating) -> Noise:
     )
     if not draws:
         return Noise(changes, moved_loss, start=start)
-    drawn_loss = difference(other.losses, first.losses)
-    return Noise(changes, moved_loss, max(apart.values()), drawn_loss)
+    others = [other, *(_run(training, seed) for seed in _FURTHER_SEEDS)]  # two may agree by chance
+    drawn = max(difference(run.end[name], first.end[name]) for run in others for name in changes)
+    drawn_loss = max(difference(run.losses, first.losses) for run in others)
+    return Noise(changes, moved_loss, drawn, drawn_loss)
 
 
 MOST_DEVICES = 4

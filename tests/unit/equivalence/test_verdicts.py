@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.equivalence import look
 from ddlbench.equivalence.examination import Examination, Scope, Verdict, compare, joined, plain
 from ddlbench.equivalence.look import Expected, Look, Noise
 from ddlbench.equivalence.one_device import RankTraining, Trained, base_of
@@ -100,6 +101,19 @@ def test_random_numbers_widen_what_is_equal():
     other = rank(losses=[2.1, 1.0], **{"a.weight": torch.tensor([1.0, 1.25]).double()})
     made = compare(CELL, expected(noise), [other], Scope())
     assert (made.kind, made.reason) == ("equal", "within what its random numbers change")
+
+
+def test_two_seeds_that_agree_by_chance_are_not_all_of_the_noise(monkeypatch):
+    ends = {0: 1.0, 1: 1.1, 2: 1.5, 3: 0.8}
+
+    def run(_training, seed, *, move=False):
+        weights = {"a.weight": torch.full((2,), ends[seed], dtype=torch.float64)}
+        start = {"a.weight": torch.zeros(2, dtype=torch.float64)}
+        return look._Run(start, weights, torch.tensor([2 * ends[seed]], dtype=torch.float64))
+
+    monkeypatch.setattr(look, "_run", run)
+    noise = look._noise(CELL, "float64")
+    assert (noise.drawn, noise.drawn_loss) == pytest.approx((0.5, 1.0))
 
 
 def test_weights_that_do_not_follow_from_the_seed_are_refused():
