@@ -191,6 +191,8 @@ WAITS = {
     "JobHeldUser": "it is held; release it with scontrol release",
     "JobHeldAdmin": "an administrator holds it",
     "launch failed": "its launch failed and SLURM holds it; release it with scontrol release",
+    "job requeued in held state": "SLURM holds it; release it with scontrol release",
+    "JobHoldMaxRequeue": "it was put back too often; release it with scontrol release",
 }
 # A job with one of these reasons never starts, unless an administrator changes a limit.
 NEVER = {
@@ -205,11 +207,28 @@ NEVER = {
     "ReservationDeleted": "its reservation is gone; change slurm.extra",
     "DependencyNeverSatisfied": "it depends on a job that failed; change slurm.extra",
 }
-# Limits of an account or QOS on one job, as QOSMaxNodePerJobLimit: no other job's end lifts them.
-_LIMIT_OF_A_JOB = re.compile(r"(Assoc|QOS)(Max|Min)\w*(PerJob|PerNode|WallDuration)\w*|QOSMin\w+")
-# A budget of time, as AssocGrpCPUMinutesLimit; RunMinutes is what running jobs may still use.
-_BUDGET = re.compile(r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*(Minutes|Wall)\w*")
-_LIMIT_OF_ALL = re.compile(r"(Assoc|QOS)\w+")
+# Limits of an account or QOS: what a reason means, and whether the job can start by itself.
+_LIMITS = (
+    (r"QOSMin\w+", "the QOS wants larger jobs; ask for more, or change slurm.qos", False),
+    # Of one job, as QOSMaxNodePerJobLimit: no other job's end lifts them.
+    (
+        r"(Assoc|QOS)Max\w*(PerJob|PerNode|WallDuration)\w*",
+        "the account or QOS allows a job less; ask for less, or change them",
+        False,
+    ),
+    # A budget, as AssocGrpCPUMinutesLimit; RunMinutes is what running jobs may still use.
+    (
+        r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*(Minutes|Wall)\w*",
+        "its budget of time is used up; ask for more, or change slurm.account",
+        True,
+    ),
+    (
+        r"(Assoc|QOS)\w+",
+        "the limit of the account or QOS is reached: it starts when other jobs end, or never if it "
+        "alone asks for more (geometry, slurm.qos)",
+        True,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -296,16 +315,9 @@ def pending_in_words(reason: str) -> tuple[str, bool]:
         for word, sentence in table.items():
             if bare.startswith(word):
                 return f"{bare}: {sentence}", starts
-    if _LIMIT_OF_A_JOB.fullmatch(bare):
-        return f"{bare}: the account or QOS allows a job less; ask for less, or change them", False
-    if _BUDGET.fullmatch(bare):
-        return f"{bare}: its budget of time is used up; ask for more, or change slurm.account", True
-    if _LIMIT_OF_ALL.fullmatch(bare):
-        sentence = (
-            "the limit of the account or QOS is reached: it starts when other jobs end, or never "
-            "if it alone asks for more (geometry, slurm.qos)"
-        )
-        return f"{bare}: {sentence}", True
+    for pattern, sentence, starts in _LIMITS:
+        if re.fullmatch(pattern, bare):
+            return f"{bare}: {sentence}", starts
     return bare, True
 
 
