@@ -351,7 +351,12 @@ def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
         command = [sys.executable, "-c", _TRY, json.dumps(pairs), str(answers_at)]
         try:
             tried = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=_TRY_TIMEOUT_S
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_TRY_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(

@@ -99,6 +99,7 @@ def submit(executor: Any, jobs: Sequence[JobExecutorInterface]) -> list[tuple[st
         input=script,
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
     )
     if done.returncode != 0:

@@ -64,7 +64,13 @@ def run_tool(command: Sequence[str], text: str = "") -> str:
         HelperKilled: a signal ended it.
     """
     done = subprocess.run(
-        command, input=text, capture_output=True, text=True, check=False, env=_environment()
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env=_environment(),
     )
     _refuse_killed(done.returncode, command)
     if done.returncode:

@@ -14,13 +14,14 @@ networks to ``planning/layer_table.csv``; others are traced when they are wanted
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -182,8 +183,8 @@ def _lacks_kernel(error: BlockFails) -> bool:
     return isinstance(cause, NotImplementedError) or _NO_KERNEL.search(str(cause)) is not None
 
 
-def main(network: str, dataset: str) -> None:
-    """Print the rows of a network, for a process that has no torch."""
+def main(network: str, dataset: str, table: TextIO | None = None) -> None:
+    """Write the rows of a network to ``table``, or print them, for a process that has no torch."""
     spec = DATASETS[dataset]
     try:
         # Trying it out says what is wrong with a network, where shapes alone cannot.
@@ -191,8 +192,11 @@ def main(network: str, dataset: str) -> None:
     except ConfigError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(1 if isinstance(error, BlockFails) and _lacks_kernel(error) else REFUSED)
-    print(csv_text([LAYER_COLUMNS, *((network, dataset, *row) for row in rows)]), end="")
+    text = csv_text([LAYER_COLUMNS, *((network, dataset, *row) for row in rows)])
+    print(text, end="", file=table)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
+        os.dup2(2, 1)  # a user's module may print anything
+        main(*sys.argv[1:], table=stdout)

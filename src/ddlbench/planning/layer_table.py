@@ -179,7 +179,12 @@ def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
     command = [sys.executable, "-m", "ddlbench.networks.operations", network, dataset]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TRACED_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRACED_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return (

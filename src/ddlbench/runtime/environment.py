@@ -141,6 +141,7 @@ def _git(*arguments: str) -> str | None:
             ["git", "-C", str(root), *arguments],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=20,
             check=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
 from collections import OrderedDict
 from contextlib import redirect_stderr
@@ -18,6 +19,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.factory import skeleton, training_flops
 from ddlbench.networks.flops import step_flops
 from ddlbench.networks.operations import main
+from ddlbench.planning import layer_table
 from ddlbench.planning.layer_table import REFUSED
 
 GIGA = 1e9
@@ -186,3 +188,23 @@ def test_a_frozen_table_is_kept_and_not_sent(capsys) -> None:
     main(f"{__name__}:with_fixed_places", "mnist")
     rows = {row["block"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
     assert (rows["1"]["tensor_bytes"], rows["1"]["buffer_bytes"]) == ("", str(784 * 4))
+
+
+TALKING = """
+import os
+from torch import nn
+print("this module talks")
+def make(spec):
+    os.write(1, b"caf\\xe9\\n")
+    print("building,a,network")
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_users_module_prints_is_no_row(tmp_path, monkeypatch) -> None:
+    (tmp_path / "talking.py").write_text(TALKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(layer_table, "COUNTED", tmp_path / "kept")
+    assert [block.name for block in layer_table.layers_of("talking:make", "mnist")] == ["0", "1"]
