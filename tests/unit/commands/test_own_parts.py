@@ -175,7 +175,8 @@ def test_blocks_are_dealt_as_a_trial_has_counted_them() -> None:
     parts = try_own_parts(LOCAL, rows)
     assert parts.unsupported == {
         nine.id: f"balance 4+5 deals 9 blocks, {name} has 8",
-        three.id: "balance 1+1+1 has 3 parts for 2 stages",
+        three.id: "balance 1+1+1 has 3 parts for 2 stages; write a number of blocks per stage, as "
+        "5+9",
     }
     assert (
         f"{name} with pipe-1f1b will be unsupported: balance 4+5"
