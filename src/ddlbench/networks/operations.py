@@ -199,4 +199,4 @@ def main(network: str, dataset: str, table: TextIO | None = None) -> None:
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
         os.dup2(2, 1)  # a user's module may print anything
-        main(*sys.argv[1:], table=stdout)
+        main(sys.argv[1], sys.argv[2], stdout)
