@@ -11,7 +11,9 @@ Every process of a pipeline derives the forms of its messages in this way, so no
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -83,7 +85,7 @@ def run_blocks(
         device: where it runs.
         run: (the copy, name of a block, its input) -> its output, and what is seen of it.
     """
-    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.enable_grad(), _as_written():
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 return _in_order(copy_without_data(network, device), sample.tensor(device), run)
@@ -91,6 +93,13 @@ def run_blocks(
             with seeded(0):
                 zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
                 return _in_order(copy_of(network).to(device), zeros, run)
+
+
+def _as_written() -> AbstractContextManager[object]:
+    """Nothing is compiled within it. Torch's compiler takes a second to import, if nobody has."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _in_order(double: nn.Sequential, passing: Tensor, run: _RunBlock[_Seen]) -> list[_Seen]:
