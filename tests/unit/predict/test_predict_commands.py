@@ -58,10 +58,10 @@ def test_predict_has_one_answer_and_all_only_when_asked(folder):
 def test_predict_has_the_options_that_recommend_ranks_and_names_them(folder):
     case = [*CELL[:-1], "14"]  # which does not divide into the default of 4 micro-batches
     ranked = json.loads(run(recommend, *case, "--json").output)["candidates"]
-    one = next(c for c in ranked if c["strategy"] == "gpipe")
+    gpipe = next(c for c in ranked if c["strategy"] == "gpipe")
     out = json.loads(run(predict, *case, "--strategy", "gpipe", "--json").output)
     names = ("cell_id", "step_s")
-    assert [out[name] for name in names] == [one[name] for name in names]
+    assert [out[name] for name in names] == [gpipe[name] for name in names]
     assert "Fitted to 1x2 and a batch of 14: chunks=" in run(
         predict, *case, "--strategy", "gpipe"
     ).output.replace("\n", " ")
