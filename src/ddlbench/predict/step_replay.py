@@ -128,7 +128,7 @@ class Exchange:
     """What the workers and the servers of a cell send each other in a step.
 
     Args:
-        workers: number of workers.
+        workers, servers: their numbers.
         latency_s: the longest of a hop between a worker and a server.
         server_s: seconds in which the busiest server gets the gradients of all workers.
         worker_s: seconds in which the slowest worker sends its gradients to all servers.
@@ -138,6 +138,7 @@ class Exchange:
     """
 
     workers: int
+    servers: int
     latency_s: float
     server_s: float
     worker_s: float
@@ -167,6 +168,7 @@ class Exchange:
 
         return cls(
             workers=len(places["worker"]),
+            servers=len(places["server"]),
             worker_s=max(seconds(place, servers) for place in workers.different),
             server_s=max(seconds(place, workers) for place in servers.different),
             node_s=share
@@ -184,6 +186,14 @@ class Exchange:
     def all_s(self) -> float:
         """Seconds in which the busiest server, and the cards of its node, serve all workers."""
         return max(self.server_s, self.node_s)
+
+    def latencies_s(self, workers: int) -> float:
+        """Latencies of a message between each server and each of ``workers``.
+
+        A process sends or receives them one by one (Thakur, Rabenseifner and Gropp 2005,
+        section 3).
+        """
+        return max(workers, self.servers) * self.latency_s
 
 
 def _most_crossing(servers: Sequence[Place], workers: Sequence[Place]) -> int:
@@ -263,7 +273,9 @@ class StepCosts:
             return self._swap(message, group)
         if message.operation == "exchange":
             carried_s = self.one_way_s * message.bytes / self._inputs.workload.parameter_bytes
-            return MessageCost(carried_s, later_s=self.exchange.latency_s)
+            latency_s = self.exchange.latency_s
+            carried_s += self.latencies_s - latency_s
+            return MessageCost(carried_s, later_s=latency_s)
         if group.nodes * group.devices_per_node < 2:
             return MessageCost(0.0)
         if self._terms.ring:
@@ -286,12 +298,19 @@ class StepCosts:
 
     @cached_property
     def one_way_s(self) -> float:
-        """Seconds of all gradients, or of all weights, on their way to and from the servers.
+        """Seconds of all gradients, or of all weights, on their way to and from the servers."""
+        return self.exchange.transfer_s(self._at_once)
 
-        All workers of a synchronous step send at once.
-        """
+    @property
+    def latencies_s(self) -> float:
+        """Latencies of a round of messages to or from the servers."""
+        return self.exchange.latencies_s(self._at_once)
+
+    @property
+    def _at_once(self) -> int:
+        """Workers that send at once: all of a synchronous step."""
         at_once = self._inputs.strategy.is_synchronous(self._inputs.cell)
-        return self.exchange.transfer_s(self.exchange.workers if at_once else 1)
+        return self.exchange.workers if at_once else 1
 
     def _swept_through(self, operation: str, group: Group) -> str:
         """The library where its own messages were swept, else the transport below it."""

@@ -111,8 +111,8 @@ def test_servers_send_no_faster_than_their_node() -> None:
 
     alone, shared = server(rate(1e9, 4e9)), server(rate(1e9, 0.4e9))
     # Seven workers send 100 MB each to one server: 0.7 s at its link; four of them pass the cards.
-    assert alone.exposed_communication_s == pytest.approx(2 * (1e-4 + 0.7))
-    assert shared.exposed_communication_s == pytest.approx(2 * (1e-4 + 4 * 0.1 / 0.4))
+    assert alone.exposed_communication_s == pytest.approx(2 * (7 * 1e-4 + 0.7))
+    assert shared.exposed_communication_s == pytest.approx(2 * (7 * 1e-4 + 4 * 0.1 / 0.4))
     assert "do not share" not in " ".join(alone.limits)
     assert "do not share" in " ".join(server().limits)
 

@@ -303,10 +303,11 @@ class ParameterServerMessages(BuiltInPredictor):
             if isinstance(task, Compute):
                 seconds[task.lane] += costs.compute_s(task)
         update_s, compute_s = seconds["server"], seconds[COMPUTE]
-        sent_s = 2 * (exchange.latency_s + one_way_s)
+        sent_s = 2 * (costs.latencies_s + one_way_s)
         waited_s = Replay(step, costs).exposed_s if self.hides else sent_s + update_s
         if not inputs.strategy.is_synchronous(inputs.cell):
-            bound_s = max(exchange.all_s, exchange.workers * update_s)
+            served_s = exchange.latencies_s(exchange.workers) + exchange.all_s
+            bound_s = max(served_s, exchange.workers * update_s)
             waited_s = max(waited_s, bound_s - compute_s)
         # Updates count as compute. Waiting for links or for a bound counts as communication.
         updates_s = min(waited_s, update_s)
