@@ -101,9 +101,10 @@ class DeviceSheet(Sourced):
             for known in self.peak_flops_per_s:
                 if known == name:
                     return known
+        peaks = list(self.peak_flops_per_s)
         raise ConfigError(
-            f"{self.description} has no peak for {precision!r}; write one of "
-            f"{', '.join(self.peak_flops_per_s)}, or add it to peak_flops_per_s"
+            f"{self.description} has no peak for {precision!r}, only for {', '.join(peaks)}; "
+            f"write {peaks[0]}, or add the peak to peak_flops_per_s"
         )
 
     @classmethod
