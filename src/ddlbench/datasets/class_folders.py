@@ -169,7 +169,7 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     foreign = [entry.name for entry in images if entry.name not in set(classes)]
     if foreign:
         missing = [name for name in classes if name not in {entry.name for entry in images}]
-        foreign, missing = _told_apart(foreign, missing), _told_apart(missing, foreign)
+        foreign, missing = _escaped_if_alike(foreign, missing), _escaped_if_alike(missing, foreign)
         hint = f"; of train's classes it lacks {listed(missing)}" if missing else ""
         which = "class" if len(foreign) == 1 else "classes"
         raise DataError(
@@ -181,7 +181,7 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     return _file_split(folder, classes, images, left_out, [*not_classes, *empty])
 
 
-def _told_apart(names: list[str], others: list[str]) -> list[str]:
+def _escaped_if_alike(names: list[str], others: list[str]) -> list[str]:
     """Names, those escaped that look like one of ``others``: é has two forms, a blank is unseen."""
     alike = set(map(_as_seen, others))
     return [ascii(name) if _as_seen(name) in alike else name for name in names]
