@@ -6,35 +6,12 @@ or a micro-batch sees; gradients are averaged; dropout is off.
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
+from cases.small_cells import RUNS, STEPS, cell_of, needs_horovod
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.testing import assert_cell_equals_sequential
 from ddlbench.testing.training import assert_same_weights, reference, train
-
-STEPS = 4
-RUNS = ((0, STEPS),)
-
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
-)
-
-
-def cell_of(
-    strategy: str, devices: int, network: str = "residual", nodes: int = 1, **options
-) -> Cell:
-    return Cell(
-        dataset="mnist",
-        network=network,
-        strategy=strategy,
-        batch_size=16,
-        nodes=nodes,
-        devices_per_node=devices,
-        learning_rate=0.05,
-        options=tuple(sorted(options.items())),
-    )
 
 
 @pytest.mark.parametrize(

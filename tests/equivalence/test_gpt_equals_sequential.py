@@ -6,10 +6,9 @@ positions.
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
+from cases.small_cells import needs_horovod
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
@@ -19,10 +18,6 @@ from ddlbench.testing.training import assert_same_weights, reference, train
 
 STEPS = 3
 RUNS = ((0, 1), (1, STEPS - 1))
-
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
-)
 
 
 def cell_of(strategy: str, **options: object) -> Cell:

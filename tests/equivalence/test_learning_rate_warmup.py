@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from cases.small_cells import needs_horovod
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.testing import assert_cells_resume
@@ -30,9 +31,6 @@ def cell_of(strategy: str, devices: int, network: str = "residual", **options) -
     )
 
 
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
-)
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed here"
 )

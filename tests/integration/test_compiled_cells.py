@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases.small_cells import RUNS, STEPS, cell_of, needs_horovod
 from local_cells import local_site, odd_cell, run_one
-from test_equals_sequential import RUNS, STEPS, cell_of, needs_horovod
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import strategy_of, why_not_compiled

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from cases.small_cells import needs_horovod
 from local_cells import local_site, odd_cell, run_one
-from test_equals_sequential import needs_horovod
 
 
 @needs_horovod
