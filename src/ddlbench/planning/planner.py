@@ -131,7 +131,6 @@ def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dic
 
 _MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
 _MOST_PER_STAGE = 8
-_NEGLIGIBLE_BUBBLE = 4
 _MOST_PASSES = 2048  # of all stages and micro-batches
 
 
@@ -186,14 +185,14 @@ def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
     yield from (count for count in (*least, *fewer) if samples % count == 0)
 
 
-def more_micro_batches(samples: int, stages: int, chunks: int) -> Iterator[int]:
-    """Larger numbers of equal micro-batches than ``chunks``, each at least twice the one before.
+def compared_micro_batches(samples: int, stages: int) -> Iterator[int]:
+    """Numbers of equal micro-batches to compare: one a stage to four, each at least twice the last.
 
     With four times as many as stages the bubble is negligible (Huang et al. 2019, section 2.3).
     None makes so many passes that their schedule takes seconds to check.
     """
-    most = min(samples, _NEGLIGIBLE_BUBBLE * stages, _MOST_PASSES // stages)
-    for count in range(2 * chunks, most + 1):
-        if samples % count == 0 and count >= 2 * chunks:
+    last = 0
+    for count in range(stages, min(samples, 4 * stages, _MOST_PASSES // stages) + 1):
+        if samples % count == 0 and count >= 2 * last:
             yield count
-            chunks = count
+            last = count

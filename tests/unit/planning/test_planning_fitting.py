@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
-from ddlbench.planning.planner import fitted, micro_batch_counts, more_micro_batches
+from ddlbench.planning.planner import compared_micro_batches, fitted, micro_batch_counts
 from ddlbench.planning.strategy import normalise, strategy_of
 from ddlbench.predict.question import Question
 
@@ -70,12 +70,12 @@ def test_seven_samples_of_two_stages_are_cut_into_seven() -> None:
     assert list(micro_batch_counts(997, 2)) == [1]  # 997 passes are not worth their overhead
 
 
-def test_larger_numbers_of_micro_batches_double_up_to_four_a_stage() -> None:
-    assert list(more_micro_batches(256, 8, 8)) == [16, 32]
-    assert list(more_micro_batches(96, 8, 8)) == [16, 32]
-    assert list(more_micro_batches(14, 2, 2)) == [7]
-    assert list(more_micro_batches(13, 2, 1)) == []
-    assert list(more_micro_batches(4096, 64, 64)) == []  # too many passes
+def test_compared_numbers_of_micro_batches_double_up_to_four_a_stage() -> None:
+    assert list(compared_micro_batches(256, 8)) == [8, 16, 32]
+    assert list(compared_micro_batches(96, 8)) == [8, 16, 32]
+    assert list(compared_micro_batches(14, 2)) == [2, 7]
+    assert list(compared_micro_batches(13, 2)) == []
+    assert list(compared_micro_batches(4096, 64)) == []  # too many passes
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,8 @@ def test_larger_numbers_of_micro_batches_double_up_to_four_a_stage() -> None:
     [
         ("pipe-1f1b", "1x4", {}, [{"chunks": 8}, {"chunks": 16}]),
         ("gpipe", "1x4", {}, [{"chunks": 8}, {"chunks": 16}]),
-        ("pipe-1f1b", "1x4", {"replicas": 2}, [{"chunks": 8, "replicas": 2}]),
+        ("pipe-1f1b", "1x4", {"replicas": 2}, [{"chunks": n, "replicas": 2} for n in (2, 8)]),
+        ("pipe-interleaved", "1x2", {}, [{"chunks": 2}, {"chunks": 8}]),
         ("pipe-1f1b", "1x4", {"chunks": 4}, []),  # that was written
         ("hsdp", "4x4", {}, [{"group": 2}, {"group": 8}]),
         ("hsdp", "8x1", {}, [{"group": 2}, {"group": 4}]),

@@ -57,7 +57,7 @@ from ddlbench.planning.pipeline import (
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
 from ddlbench.planning.plan import BlockSource, Options, Plan, Process, Tried, needs_of, process_at
-from ddlbench.planning.planner import micro_batch_counts, more_micro_batches
+from ddlbench.planning.planner import compared_micro_batches, micro_batch_counts
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -204,12 +204,9 @@ class SynchronousPipeline(Strategy):
             yield {"chunks": chunks}
 
     def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
-        """More micro-batches."""
-        options = PipeliningOptions.of_cell(cell)
-        stages = self.ranks(cell) * self.stages_per_rank(cell)
-        samples = cell.batch_size // options.replicas
-        for chunks in more_micro_batches(samples, stages, options.chunks):
-            yield {"chunks": chunks}
+        """Other numbers of micro-batches."""
+        samples = cell.batch_size // PipeliningOptions.of_cell(cell).replicas
+        yield from ({"chunks": n} for n in compared_micro_batches(samples, self.ranks(cell)))
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         schedule = self.pipeline_schedule(cell)

@@ -49,7 +49,7 @@ from ddlbench.planning.pipeline_stages import (
     why_no_stages,
 )
 from ddlbench.planning.plan import BlockSource, Options, Plan, Process, RuleText, Tried
-from ddlbench.planning.planner import micro_batch_counts, more_micro_batches
+from ddlbench.planning.planner import compared_micro_batches, micro_batch_counts
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import PARADL, Strategy
 
@@ -277,10 +277,9 @@ class GPipe(TorchGPipe):
             yield {"chunks": chunks}
 
     def refinements(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
-        """More micro-batches."""
-        chunks = GPipeOptions.of_cell(cell).chunks
-        for more in more_micro_batches(cell.batch_size, cell.devices, chunks):
-            yield {"chunks": more}
+        """Other numbers of micro-batches."""
+        numbers = compared_micro_batches(cell.batch_size, cell.devices)
+        yield from ({"chunks": n} for n in numbers)
 
 
 class ModelParallel(TorchGPipe):
