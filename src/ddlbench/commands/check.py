@@ -22,9 +22,9 @@ from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import CONFIG, enter_project
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.status import Status
-from ddlbench.own_parts import CheckedData, check_files
 from ddlbench.planning.matrix import check_name
 from ddlbench.planning.planner import request_of
+from ddlbench.user_parts import CheckedData, check_files
 
 if TYPE_CHECKING:
     from ddlbench.equivalence.examination import Verdict

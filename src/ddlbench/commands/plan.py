@@ -26,11 +26,11 @@ from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import code_of
 from ddlbench.interconnect.time_plan import links_plan
-from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import cells_to_run, estimate, finished_rows
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.registry import faulty_figures
+from ddlbench.user_parts import try_user_parts
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
@@ -45,7 +45,7 @@ def plan(
     experiment: Any, site: Site, rows: list[MatrixRow], every_cell: bool, as_json: bool
 ) -> None:
     """Say what an experiment will cost before it runs."""
-    parts = try_own_parts(site, rows)
+    parts = try_user_parts(site, rows)
     rows = [
         replace(row, unsupported=parts.unsupported.get(row.cell.id, row.unsupported))
         for row in rows

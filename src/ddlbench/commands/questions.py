@@ -38,13 +38,13 @@ from ddlbench.experiment.paths import (
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, NETWORKS
 from ddlbench.experiment.site import load_site
-from ddlbench.own_parts import check_can_be_built
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import NotMeasured, knowledge_of, result_of, short_cell
+from ddlbench.user_parts import check_can_be_built
 
 if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment

@@ -32,7 +32,6 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.own_parts import look, measured_with_other_code, other_code_remark
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
@@ -42,6 +41,7 @@ from ddlbench.report.slow_ranks import failed_nodes, slow_lines, slow_of
 from ddlbench.report.tables import are_of
 from ddlbench.report.terminal import advice_lines, summary_lines
 from ddlbench.report.tree_tables import TreeTables
+from ddlbench.user_parts import look, measured_with_other_code, other_code_remark
 
 
 @click.command(

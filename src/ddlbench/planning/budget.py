@@ -50,7 +50,7 @@ from ddlbench.planning.expected_time import (
     ExpectedTime,
     Finished,
     Likeness,
-    OwnParts,
+    UserParts,
     cells_root,
     finished_of,
     train_samples,
@@ -249,7 +249,7 @@ def estimate(
     rows: Sequence[MatrixRow],
     site: Site,
     results_root: Path = RESULTS,
-    own_parts: OwnParts = OwnParts(),  # noqa: B008 - frozen
+    user_parts: UserParts = UserParts(),  # noqa: B008 - frozen
     finished: Finished | None = None,
 ) -> Budget:
     """Estimate what an expanded experiment still costs.
@@ -263,7 +263,7 @@ def estimate(
     first = sum(not path.is_file() for path in _inputs(to_run, site, results_root))
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
     glances = _glances(rows, finished, site.name, results_root)
-    known = ExpectedTime(glances, site, results_root, own_parts)
+    known = ExpectedTime(glances, site, results_root, user_parts)
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
@@ -302,13 +302,13 @@ def estimate(
         cells_unknown=likeness[None],
         node_disk_bytes=node_disk_bytes(to_run, site),
         download_bytes=0,
-        data=own_parts.data,
+        data=user_parts.data,
         warnings=(
             *_warnings(rows, to_run, site),
-            *_left_over(to_run, own_parts),
+            *_left_over(to_run, user_parts),
             *finished.remarks(),
             *faulty_inputs(to_run, site, results_root),
-            *own_parts.remarks,
+            *user_parts.remarks,
         ),
     )
 
@@ -395,13 +395,13 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
 _MANY_LEFT_OVER = 0.05  # of an epoch's samples
 
 
-def _left_over(cells: Iterable[Cell], own_parts: OwnParts) -> Iterator[str]:
+def _left_over(cells: Iterable[Cell], user_parts: UserParts) -> Iterator[str]:
     """A sentence if many of the user's samples fill no batch, of the cell that leaves most."""
     shares: dict[tuple[str, int, int, int], float] = {}
     for cell in cells:
         if cell.data_source == "synthetic":
             continue
-        samples = train_samples(cell, own_parts)
+        samples = train_samples(cell, user_parts)
         steps, left = divmod(samples, cell.batch_size)
         is_cut = cell.max_steps is not None and cell.max_steps < steps
         if steps and left > _MANY_LEFT_OVER * samples and not is_cut:

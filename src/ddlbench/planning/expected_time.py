@@ -54,7 +54,7 @@ _MOST_READ = 500  # files, while a user waits
 
 
 @dataclass(frozen=True)
-class OwnParts:
+class UserParts:
     """What was found out about the user's own networks and data.
 
     Args:
@@ -89,9 +89,9 @@ class ExpectedTime:
     """Expected seconds of a site's cells."""
 
     def __init__(
-        self, finished: Iterable[Glance], site: Site, results_root: Path, own_parts: OwnParts
+        self, finished: Iterable[Glance], site: Site, results_root: Path, user_parts: UserParts
     ) -> None:
-        self._site, self._results_root, self._own_parts = site.name, results_root, own_parts
+        self._site, self._results_root, self._user_parts = site.name, results_root, user_parts
         self._accelerator = site.accelerator
         self._finished = [result for result in finished if result.status == Status.OK]
         self._elapsed_s = medians(
@@ -174,7 +174,7 @@ class ExpectedTime:
 
     def _operations(self, cell: Cell) -> float | None:
         """Of a step; a backward pass takes about twice those of a forward pass."""
-        forward: float | None = self._own_parts.operations.get((cell.network, cell.dataset))
+        forward: float | None = self._user_parts.operations.get((cell.network, cell.dataset))
         if forward is None:
             blocks = block_costs(cell.network, cell.dataset)
             forward = sum(block.work for block in blocks) if blocks else None
@@ -198,7 +198,7 @@ class ExpectedTime:
             return None
 
     def _steps(self, cell: Cell) -> int:
-        steps = train_samples(cell, self._own_parts) // cell.batch_size
+        steps = train_samples(cell, self._user_parts) // cell.batch_size
         if cell.max_steps is not None:
             steps = min(steps, cell.max_steps)
         return cell.warmup_steps + cell.epochs * steps
@@ -215,9 +215,9 @@ class ExpectedTime:
         )
 
 
-def train_samples(cell: Cell, own_parts: OwnParts) -> int:
+def train_samples(cell: Cell, user_parts: UserParts) -> int:
     """Training samples of an epoch, if no limit of steps cuts it."""
-    known = own_parts.images if cell.data_source == "real" else {}
+    known = user_parts.images if cell.data_source == "real" else {}
     generated = DATASETS[cell.dataset].num_images("train", cell.data_scale)
     return known.get((cell.dataset, cell.data_scale), generated)
 

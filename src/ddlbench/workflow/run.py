@@ -60,7 +60,6 @@ from ddlbench.experiment.paths import (
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.time_plan import links_plan, links_request
-from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request, same_for_all
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import MatrixRow, cell_of, expand
@@ -68,6 +67,7 @@ from ddlbench.planning.planner import request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
+from ddlbench.user_parts import try_user_parts
 from ddlbench.workflow.guards import (
     begin,
     check_cluster,
@@ -116,7 +116,7 @@ class Run:
         written = [self.tables / "any", self.figures / "any", self.page]
         check_results(site.name, [*written, *map(Path, self.results())])
         _remark(*nothing_runs(self.rows))
-        parts = try_own_parts(site, self.rows)
+        parts = try_user_parts(site, self.rows)
         _remark(*parts.data, *parts.remarks, *parts.unsupported_remarks())
         from ddlbench.report.registry import faulty_figures  # noqa: PLC0415 - see above
 

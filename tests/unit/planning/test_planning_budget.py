@@ -24,7 +24,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
 from ddlbench.planning.device_table import table_for
-from ddlbench.planning.expected_time import START_S, OwnParts
+from ddlbench.planning.expected_time import START_S, UserParts
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 
@@ -454,7 +454,7 @@ def test_operations_and_a_measured_rate_tell_of_other_networks(tmp_path: Path) -
     own_cell = short.with_(network="my.models:net")
     assert estimate(_rows(own_cell), LOCAL, tmp_path).cells_unknown == 1
     twice = sum(b.work for b in block_costs(short.network, short.dataset) or ()) * 2
-    parts = OwnParts(operations={("my.models:net", "mnist"): twice})
+    parts = UserParts(operations={("my.models:net", "mnist"): twice})
     known = estimate(_rows(own_cell), LOCAL, tmp_path, parts)
     assert known.run_s_expected == pytest.approx(2 + 10 * 0.5 * 2)
     text = _shown(_rows(other), LOCAL, tmp_path)
@@ -466,7 +466,7 @@ def test_own_data_has_its_own_number_of_steps(tmp_path: Path) -> None:
     short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
     _finish(tmp_path, short, 7.0, timing=_timed(0.5))
     real = BASE.with_(epochs=1, warmup_steps=0, data_source="real")
-    parts = OwnParts(images={("mnist", 1): 64}, remarks=("a remark",))
+    parts = UserParts(images={("mnist", 1): 64}, remarks=("a remark",))
     cost = estimate(_rows(real), site, tmp_path, parts)
     assert cost.run_s_expected == pytest.approx(2 + 2 * 0.5)
     assert cost.warnings == ("a remark",)
@@ -479,7 +479,7 @@ def test_own_data_has_its_own_number_of_steps(tmp_path: Path) -> None:
 def test_many_samples_that_fill_no_batch_are_told(samples, max_steps, left, tmp_path) -> None:
     real = BASE.with_(epochs=1, data_source="real", max_steps=max_steps)
     few = real.with_(batch_size=4)  # leaves two samples at most
-    parts = OwnParts(images={("mnist", 1): samples})
+    parts = UserParts(images={("mnist", 1): samples})
     site = replace(LOCAL, real_data={"mnist": "/data/mnist"})
     warnings = estimate(_rows(real, few, base=real), site, tmp_path, parts).warnings
     notes = [warning for warning in warnings if "left over" in warning]

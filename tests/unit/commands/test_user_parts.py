@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from report_factory import result, write
 
-from ddlbench import own_parts
+from ddlbench import user_parts
 from ddlbench.commands.plan import plan as plan_command
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.site import Container, load_site
-from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.tried_networks import TRIED, compared_before, key_of, network_digest
+from ddlbench.user_parts import try_user_parts
 
 LOCAL = replace(load_site("local"), devices_per_node=2)
 BASE = Cell("cifar10", "resnet18", "sequential", batch_size=16)
@@ -52,8 +52,8 @@ def _no_process(*_: Any, **__: Any) -> None:
 def test_built_in_networks_and_generated_data_start_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_parts.subprocess, "run", _no_process)
-    assert not try_own_parts(LOCAL, _rows(BASE)).operations
+    monkeypatch.setattr(user_parts.subprocess, "run", _no_process)
+    assert not try_user_parts(LOCAL, _rows(BASE)).operations
 
 
 @pytest.mark.slow
@@ -63,16 +63,16 @@ def test_a_network_is_tried_once_until_its_file_changes(
     file = folder / "own_tried_nets.py"
     file.write_text(GOOD)
     rows = _rows(BASE.with_(network="own_tried_nets:net"))
-    actual = try_own_parts(LOCAL, rows).operations
+    actual = try_user_parts(LOCAL, rows).operations
     assert actual == {("own_tried_nets:net", "cifar10"): 2 * 3072 * 10}
     with monkeypatch.context() as patch:
-        patch.setattr(own_parts.subprocess, "run", _no_process)
-        assert try_own_parts(LOCAL, rows).operations == actual
+        patch.setattr(user_parts.subprocess, "run", _no_process)
+        assert try_user_parts(LOCAL, rows).operations == actual
         reason = MatrixRow(rows[0].cell.with_(network="no.such:net"), None, "cannot run")
-        assert try_own_parts(LOCAL, [*rows, reason]).operations == actual
+        assert try_user_parts(LOCAL, [*rows, reason]).operations == actual
     file.write_text(GOOD.replace("spec.num_classes", "7"))
     with pytest.raises(ConfigError, match=r"'own_tried_nets:net' must return .* \(N, 10\)"):
-        try_own_parts(LOCAL, rows)
+        try_user_parts(LOCAL, rows)
 
 
 def test_what_is_remembered_of_a_library_s_network(folder: Path) -> None:
@@ -128,12 +128,12 @@ def test_cells_of_other_code_are_named(folder: Path) -> None:
         values["inputs"]["network_digest"] = network_digest(row.cell.network)
         write(Path("results"), row.cell, values)
     cells = [row.cell for row in rows]
-    assert own_parts.other_code_remark(LOCAL, cells) == []
+    assert user_parts.other_code_remark(LOCAL, cells) == []
     file.write_text(GOOD.replace("nn.Flatten()", "nn.Flatten(), nn.Tanh()"))
-    (remark,) = own_parts.other_code_remark(LOCAL, cells)
+    (remark,) = user_parts.other_code_remark(LOCAL, cells)
     assert remark.startswith("1 cell of own_coded:net was measured with other code than is here")
     assert "status forget --state other-code" in remark
-    assert try_own_parts(LOCAL, rows).remarks == (remark,)
+    assert try_user_parts(LOCAL, rows).remarks == (remark,)
 
 
 def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> None:
@@ -144,7 +144,9 @@ def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> No
     unused = f"{name} on cifar10: a, b and 1 more get no gradient, for which ddp looks at each step"
     dealt = (("balance", "7+7"),)
     for strategy, options, remarks in (("ddp", (), 1), ("pipe-1f1b", dealt, 2)):
-        actual = try_own_parts(LOCAL, _rows(cell.with_(strategy=strategy, options=options))).remarks
+        actual = try_user_parts(
+            LOCAL, _rows(cell.with_(strategy=strategy, options=options))
+        ).remarks
         assert len(actual) == remarks
         assert unused in actual[-1]
     assert "80% of its work is in block stages_3, which cannot be cut, so stages" in actual[0]
@@ -156,7 +158,7 @@ def _tried_as(name: str, **traits: Any) -> None:
 
 def test_a_softmax_of_the_network_is_a_remark(folder: Path) -> None:
     _tried_as("torchvision:densenet121", normalised_by="softmax")
-    (remark,) = try_own_parts(LOCAL, _rows(BASE.with_(network="torchvision:densenet121"))).remarks
+    (remark,) = try_user_parts(LOCAL, _rows(BASE.with_(network="torchvision:densenet121"))).remarks
     assert "its outputs pass a softmax; the loss, cross entropy, has" in remark
 
 
@@ -172,7 +174,7 @@ def test_blocks_are_dealt_as_a_trial_has_counted_them() -> None:
     rows = _rows(blocks, nine, three)
     _tried_as(name, blocks=[f"block_{number}" for number in range(8)])
     assert make_plan(blocks, None).details["stages"] == [[0, 4, 1], [4, 8, 1]]
-    parts = try_own_parts(LOCAL, rows)
+    parts = try_user_parts(LOCAL, rows)
     assert parts.unsupported == {
         nine.id: f"balance 4+5 deals 9 blocks, {name} has 8",
         three.id: "balance 1+1+1 has 3 parts for 2 stages; write a number of blocks per stage, as "
@@ -211,10 +213,10 @@ def test_a_network_that_nothing_trains_is_unsupported_in_the_plan(
 @pytest.mark.slow
 def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no module own_missing; put its file or folder beside"):
-        try_own_parts(LOCAL, _rows(BASE.with_(network="own_missing:net")))
+        try_user_parts(LOCAL, _rows(BASE.with_(network="own_missing:net")))
     (folder / "own_dying.py").write_text("import os\nos._exit(3)\n")
     with pytest.raises(ConfigError, match="own_dying:net: the process that builds it ended: .* 3"):
-        try_own_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
+        try_user_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
 
 
 @pytest.mark.slow
@@ -222,16 +224,16 @@ def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) ->
     (folder / "own_gpu.py").write_text(GOOD.replace("spec.image_bytes", "99"))
     rows = _rows(BASE.with_(network="own_gpu:net"))
     with pytest.raises(ConfigError, match=r"block '1' fails on an input of shape \(2, 3072\)"):
-        try_own_parts(LOCAL, rows)
-    actual = try_own_parts(replace(LOCAL, device="cuda"), rows)
+        try_user_parts(LOCAL, rows)
+    actual = try_user_parts(replace(LOCAL, device="cuda"), rows)
     assert actual.operations == {}
     assert "the CPU of this machine said so" in actual.remarks[0]
 
 
 def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_parts.subprocess, "run", _no_process)
+    monkeypatch.setattr(user_parts.subprocess, "run", _no_process)
     boxed = replace(LOCAL, launcher="slurm", container=Container(image="/x.sif"))
-    assert not try_own_parts(boxed, _rows(BASE.with_(network="own_missing:net"))).operations
+    assert not try_user_parts(boxed, _rows(BASE.with_(network="own_missing:net"))).operations
 
 
 def _write_cifar(folder: Path, images: int) -> None:
@@ -248,10 +250,10 @@ def test_own_data_is_counted(folder: Path) -> None:
     site = replace(LOCAL, real_data={"cifar10": str(folder / "mine")})
     real = BASE.with_(data_source="real")
     halves = real.with_(data_scale=0.5)
-    actual = try_own_parts(site, _rows(real, halves)).images
+    actual = try_user_parts(site, _rows(real, halves)).images
     assert actual == {("cifar10", 1.0): 200, ("cifar10", 0.5): 100}
     with pytest.raises(ConfigError, match=r"200 training .* fewer than one mini-batch of 256"):
-        try_own_parts(site, _rows(real.with_(batch_size=256)))
+        try_user_parts(site, _rows(real.with_(batch_size=256)))
 
 
 def test_what_is_wrong_with_own_data_is_a_sentence(folder: Path) -> None:
@@ -260,13 +262,13 @@ def test_what_is_wrong_with_own_data_is_a_sentence(folder: Path) -> None:
     real = _rows(BASE.with_(data_source="real"))
     (folder / "mine" / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps({"x": 1}))
     with pytest.raises(ConfigError, match="data_batch_3 has no key 'data' and no key 'labels'"):
-        try_own_parts(site, real)
+        try_user_parts(site, real)
     lost = replace(site, real_data={"cifar10": str(folder / "nowhere")})
     with pytest.raises(ConfigError, match=r"real_data.cifar10: .*nowhere is not a folder"):
-        try_own_parts(lost, real)
+        try_user_parts(lost, real)
 
 
 def test_a_folder_of_the_nodes_is_left_to_them() -> None:
     site = replace(LOCAL, launcher="slurm", real_data={"cifar10": "/nodes/cifar10"})
-    (remark,) = try_own_parts(site, _rows(BASE.with_(data_source="real"))).remarks
+    (remark,) = try_user_parts(site, _rows(BASE.with_(data_source="real"))).remarks
     assert remark == "/nodes/cifar10 (cifar10) is not on this machine; the nodes will look at it"

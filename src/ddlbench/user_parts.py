@@ -31,7 +31,7 @@ from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site
-from ddlbench.planning.expected_time import OwnParts, finished_of
+from ddlbench.planning.expected_time import UserParts, finished_of
 from ddlbench.planning.matrix import MatrixRow, more_images_or_fewer
 from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.planner import request_of
@@ -47,7 +47,7 @@ _Key = tuple[str, str]  # a dataset and a format
 
 
 @dataclass(frozen=True)
-class OwnFolders:
+class UserFolders:
     """What was seen of the data of some cells.
 
     Args:
@@ -124,7 +124,7 @@ def _key(cell: Cell) -> _Key:
     return cell.dataset, cell.data_format
 
 
-def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = None) -> OwnFolders:
+def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = None) -> UserFolders:
     """Look at the data of cells that read the user's own.
 
     Args:
@@ -138,7 +138,7 @@ def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = No
     """
     real = [cell for cell in cells if cell.data_source == "real"]
     if not real:
-        return OwnFolders({})
+        return UserFolders({})
     from ddlbench.datasets.files import (  # noqa: PLC0415 - imports NumPy
         DataError,
         source_folder,
@@ -169,7 +169,7 @@ def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = No
             if is_needed:
                 raise ConfigError(f"{where}: {error}") from error
             remarks[f"{where}: {error}"] = None
-    return OwnFolders(seen, tuple(remarks))
+    return UserFolders(seen, tuple(remarks))
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ _TRY_TIMEOUT_S = 300.0
 _EVEN_SHARE = 0.5  # of the work; more than that leaves one of two stages waiting
 
 
-def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
+def try_user_parts(site: Site, rows: Sequence[MatrixRow]) -> UserParts:
     """Try the user's own networks and data, before any job, where cells without a result use them.
 
     A network is built and run once, in a process of its own, and again only when its files change.
@@ -234,7 +234,7 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     pairs = {(cell.network, cell.dataset) for cell in not_built_in}
     real = [cell for cell in cells if cell.data_source == "real"]
     if not pairs and not real:
-        return OwnParts()
+        return UserParts()
     waiting = finished_of((c.id for c in cells), site.name).waiting(c.id for c in cells)
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
     remarks = dict.fromkeys(other_code_remark(site, not_built_in))
@@ -249,7 +249,7 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     images = folders.images(real)
     _check_counts(site, [cell for cell in real if cell.id in waiting], images)
     unsupported = dict(_unsupported(tried, to_run, site))
-    return OwnParts(operations, images, tuple(remarks), folders.described(), unsupported)
+    return UserParts(operations, images, tuple(remarks), folders.described(), unsupported)
 
 
 def _check_counts(
