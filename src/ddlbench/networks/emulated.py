@@ -50,7 +50,7 @@ from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.device_table import table_for
-from ddlbench.planning.workload import Block
+from ddlbench.planning.workload import FLOAT32_BYTES, Block
 
 # A device has no gap between two kernels that were queued in time. A host that takes longer than
 # this to start the next work was busy with something else.
@@ -59,7 +59,6 @@ _QUEUED_S = 0.002
 _QUIET_NAN = 0x7FC00000  # float32: sign 0, exponent all ones, quiet bit; 22 bits are left
 _MOST_WORKS = 0x3FFFFF
 
-_FLOAT32_BYTES = 4
 _BUFFER = "state"
 
 
@@ -196,7 +195,7 @@ def emulated_network(accelerator: Accelerator, network: str, spec: DatasetSpec) 
         _check_names(whole.name, tensors, accelerator.table_file(spec.name, network))
         block = _shrunk(whole, accelerator.shrink)
         last = whole is table.blocks[-1]
-        outputs: tuple[int, ...] = (round(block.output_bytes / _FLOAT32_BYTES),)
+        outputs: tuple[int, ...] = (round(block.output_bytes / FLOAT32_BYTES),)
         if last:
             outputs = (*spec.target_shape, spec.num_classes)
         modules[block.name] = EmulatedBlock(
@@ -238,14 +237,14 @@ def _shrunk(block: Block, shrink: float) -> Block:
     return replace(
         block,
         buffer_bytes=round(block.buffer_bytes / shrink),
-        output_bytes=max(_FLOAT32_BYTES, block.output_bytes / shrink),
+        output_bytes=max(FLOAT32_BYTES, block.output_bytes / shrink),
         saved_bytes=block.saved_bytes / shrink,
     )
 
 
 def _values(tensors: Mapping[str, int], shrink: float) -> dict[str, int]:
     """Values of each parameter tensor, by name, with 1/``shrink`` of the bytes."""
-    return {name: max(1, round(size / shrink / _FLOAT32_BYTES)) for name, size in tensors.items()}
+    return {name: max(1, round(size / shrink / FLOAT32_BYTES)) for name, size in tensors.items()}
 
 
 class EmulatedBlock(nn.Module):
@@ -278,8 +277,8 @@ class EmulatedBlock(nn.Module):
         self._finite = finite
         for name, values in parameters.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(values)))
-        if block.buffer_bytes >= _FLOAT32_BYTES:
-            self.register_buffer(_BUFFER, torch.zeros(block.buffer_bytes // _FLOAT32_BYTES))
+        if block.buffer_bytes >= FLOAT32_BYTES:
+            self.register_buffer(_BUFFER, torch.zeros(block.buffer_bytes // FLOAT32_BYTES))
 
     def forward(self, inputs: Tensor) -> Tensor:
         batch_size = len(inputs)
@@ -293,7 +292,7 @@ class EmulatedBlock(nn.Module):
         work = _Work(
             self.device,
             (batch_size, *self._outputs),
-            round(batch_size * self._block.saved_bytes / _FLOAT32_BYTES),
+            round(batch_size * self._block.saved_bytes / FLOAT32_BYTES),
             self._seconds(self._block.forward, batch_size),
             backward_s - weight_s,
             self._finite,

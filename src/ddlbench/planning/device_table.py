@@ -35,7 +35,7 @@ from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import Profile
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.workload import Block, Workload
+from ddlbench.planning.workload import FLOAT32_BYTES, Block, Workload
 
 _BYTES = ("buffer_bytes", "output_bytes", "saved_bytes")
 _SHARES = ("input_share", "weight_share")
@@ -43,7 +43,6 @@ COLUMNS = ("block", "parameters", *_BYTES, *_SHARES)
 _TIMES = re.compile(r"(forward|backward)_s_at_([1-9]\d{0,8})")
 _NAME = re.compile(r"[\w-]{1,200}")
 _TENSOR = re.compile(r"(\w{1,200})=([1-9]\d{0,14})", re.ASCII)
-_FLOAT32_BYTES = 4
 _LARGEST = 1e15  # bytes or seconds; more is a mistake
 _DIGITS = 9  # of a time: below the resolution of every timer
 
@@ -212,7 +211,7 @@ def _tensors(text: str, where: str) -> dict[str, int]:
     tensors: dict[str, int] = {}
     for part in text.split():
         tensor = _TENSOR.fullmatch(part)
-        if tensor is None or int(tensor[2]) % _FLOAT32_BYTES:
+        if tensor is None or int(tensor[2]) % FLOAT32_BYTES:
             raise ConfigError(
                 f"{where}: parameters: {shown(part)} is no tensor of float32; write its name and "
                 "its bytes, as weight=7168"
@@ -236,7 +235,7 @@ def _block(
             "- and _ only"
         )
     numbers = {column: _number(row, column, where) for column in (*_BYTES, *_SHARES)}
-    if numbers["output_bytes"] < _FLOAT32_BYTES:
+    if numbers["output_bytes"] < FLOAT32_BYTES:
         raise ConfigError(f"{where}: output_bytes is {row['output_bytes']}; write 4 or more")
     shares = [numbers[share] for share in _SHARES]
     if not any(shares):

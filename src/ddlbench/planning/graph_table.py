@@ -36,7 +36,7 @@ from ddlbench.planning.block_costs import block_costs, cut_alike
 from ddlbench.planning.device_table import DeviceTable
 from ddlbench.planning.partition.graph import GraphFile, GraphNode, graph_file
 from ddlbench.planning.partition.profiles import text_of
-from ddlbench.planning.workload import Block, backward_shares
+from ddlbench.planning.workload import FLOAT32_BYTES, Block, backward_shares
 
 LACKS = (
     "A second batch size: times are in proportion to the batch.",
@@ -45,7 +45,6 @@ LACKS = (
     "The halves of the backward pass: half each of a layer with weights, both of batch norm.",
     "The optimiser and loading: they run on the host, as fast as it is.",
 )
-_FLOAT32_BYTES = 4
 _SHAPE = re.compile(r"Size\b.*")
 _CONVOLUTION = re.compile(r"Conv(?:Transpose)?\dd\(\d+, (\d+),.*")
 _LINEAR = re.compile(r"Linear\(.*out_features=(\d+),.*")
@@ -118,7 +117,7 @@ class _Cutting:
         for (first, last), tensors_of_block in zip(spans, tensors, strict=True):
             blocks.append(self._block(first, last, entering, sum(tensors_of_block.values())))
             entering = blocks[-1].output_bytes
-        wanted = _FLOAT32_BYTES * self.spec.num_classes
+        wanted = FLOAT32_BYTES * self.spec.num_classes
         if entering != wanted:
             raise ConfigError(
                 f"{self.path}: its last layer gives {entering:.0f} bytes a sample, "
@@ -222,7 +221,7 @@ def _tensors_of(nodes: Sequence[GraphNode], path: Path) -> dict[str, int]:
     weighted = [node for node in nodes if node.parameter_bytes]
     tensors: dict[str, int] = {}
     for node in weighted:
-        if node.parameter_bytes % _FLOAT32_BYTES:
+        if node.parameter_bytes % FLOAT32_BYTES:
             raise ConfigError(
                 f"{path}, line {node.line}: parameter_size {shown(node.parameter_bytes)} is no "
                 "number of float32 values; write a multiple of 4"
@@ -241,7 +240,7 @@ def _bias_bytes(node: GraphNode) -> int:
     if "bias=False" in node.layer:
         return 0
     if "Norm" in _kind(node):  # a scale and a shift of each channel
-        return whole // 2 if whole % (2 * _FLOAT32_BYTES) == 0 else 0
+        return whole // 2 if whole % (2 * FLOAT32_BYTES) == 0 else 0
     outputs = _CONVOLUTION.fullmatch(node.layer) or _LINEAR.fullmatch(node.layer)
-    bias = _FLOAT32_BYTES * int(outputs[1]) if outputs else 0
+    bias = FLOAT32_BYTES * int(outputs[1]) if outputs else 0
     return bias if bias < whole else 0

@@ -58,7 +58,7 @@ def _halves(layer: Mapping[str, Any]) -> tuple[float, float]:
     return (1.0, 1.0) if "Norm" in layer["kind"] else (0.5, 0.5)
 
 
-_FLOAT32_BYTES = 4
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)

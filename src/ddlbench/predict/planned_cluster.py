@@ -38,7 +38,7 @@ from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.planning.partition.profiles import chain_of_blocks
 from ddlbench.planning.plan import BlockSource
-from ddlbench.planning.workload import Block, Workload
+from ddlbench.planning.workload import FLOAT32_BYTES, Block, Workload
 from ddlbench.predict.collective_times import (
     MEDIUM,
     MESH_RINGS,
@@ -151,7 +151,6 @@ class PlannedLinks(LinkTable):
         return times  # type: ignore[return-value]  # the same two members
 
 
-_FLOAT32_BYTES = 4
 _MOST_SIZES = 64
 
 
@@ -374,7 +373,7 @@ def roofline_profile(
     layers = Layers.of(blocks)
     sizes = list(batch_sizes)
     passes = {size: passes_s(layers, device, key.precision, size, constants) for size in sizes}
-    shrunk = ITEM_BYTES[key.precision] / _FLOAT32_BYTES  # of activations; weights stay float32
+    shrunk = ITEM_BYTES[key.precision] / FLOAT32_BYTES  # of activations; weights stay float32
     entering = float(DATASETS[key.dataset].input_bytes)
     entries = []
     for place, block in enumerate(blocks):

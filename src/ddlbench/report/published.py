@@ -50,6 +50,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.block_costs import BlockCost, block_costs
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import FLOAT32_BYTES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
 from ddlbench.report.labels import printed_name
 from ddlbench.report.tables import rows_of
@@ -264,7 +265,6 @@ def _iterations() -> pd.DataFrame:
 
 
 TABLE_COLUMNS = ["of", "quantity", "printed", "here", "note"]
-_FLOAT32_BYTES = 4
 
 Ours = Callable[[str, str], str]
 
@@ -376,15 +376,15 @@ def _networks() -> Ours:
 
 def _first_kernel(blocks: tuple[BlockCost, ...], dataset: str) -> str:
     # The batch norm after the first convolution has a weight and a bias for each channel.
-    channels = blocks[1].parameter_bytes // (2 * _FLOAT32_BYTES)
-    weights = blocks[0].parameter_bytes / _FLOAT32_BYTES
+    channels = blocks[1].parameter_bytes // (2 * FLOAT32_BYTES)
+    weights = blocks[0].parameter_bytes / FLOAT32_BYTES
     per_channel = weights / (channels * DATASETS[dataset].channels)
     return f"{math.isqrt(round(per_channel))}"
 
 
 def _first_stride(blocks: tuple[BlockCost, ...], dataset: str) -> str:
     """By the pixels of the output of the first block, whose widths are 32 in MobileNet v2."""
-    pixels = blocks[0].output_bytes / _FLOAT32_BYTES / 32
+    pixels = blocks[0].output_bytes / FLOAT32_BYTES / 32
     return f"{round(math.sqrt(DATASETS[dataset].height * DATASETS[dataset].width / pixels))}"
 
 
@@ -392,8 +392,8 @@ def _fully_connected(blocks: tuple[BlockCost, ...], _: str) -> str:
     """Blocks with as many weights as products of their inputs and outputs, and a bias each."""
     count = 0
     for before, block in itertools.pairwise(blocks):
-        inputs, outputs = (layer.output_bytes // _FLOAT32_BYTES for layer in (before, block))
-        count += block.parameter_bytes == _FLOAT32_BYTES * (inputs + 1) * outputs
+        inputs, outputs = (layer.output_bytes // FLOAT32_BYTES for layer in (before, block))
+        count += block.parameter_bytes == FLOAT32_BYTES * (inputs + 1) * outputs
     return f"{count}"
 
 

@@ -25,7 +25,7 @@ from math import inf, prod
 from typing import Any, ClassVar
 
 from ddlbench.planning.strategy import LayerSplit, rows_share
-from ddlbench.planning.workload import Workload
+from ddlbench.planning.workload import FLOAT32_BYTES, Workload
 from ddlbench.predict.constants import Constant
 from ddlbench.predict.hardware import Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
@@ -48,7 +48,6 @@ _KINDS: Mapping[str, Kind] = {
     "ReLU": "relu",
     "Dropout": "dropout",
 }
-_ITEM_BYTES = 4
 _STATES = 1  # SGD keeps a momentum
 _LIMIT = "communication is never hidden"
 _OWN_CUT = "stages of a pipeline by ParaDL's own cut"
@@ -231,7 +230,7 @@ def _computing_layers(workload: Workload) -> list[tuple[Layer, Mapping[str, Any]
             kind=kind,
             input=tuple(shape["input"]),
             output=tuple(shape["output"]),
-            weights=entry["parameter_bytes"] // _ITEM_BYTES,
+            weights=entry["parameter_bytes"] // FLOAT32_BYTES,
             kernel=shape["kernel"],
             stride=shape["stride"],
             shortcut="downsample" in entry["name"],

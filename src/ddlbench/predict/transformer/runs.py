@@ -34,6 +34,7 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
+from ddlbench.planning.workload import FLOAT32_BYTES
 from ddlbench.predict.constants import Array, Fit, HeldOut, fit
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.hardware import Accelerators
@@ -136,7 +137,6 @@ def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: s
 
 
 _PRECISION = "single"  # the arithmetic of fp32 cells
-_FP32_BYTES = 4
 COLUMNS = (
     "cell_id", "repeats", "devices", "hidden_size", "attention_heads", "layers", "sequence_length",
     "vocabulary", "global_batch", "micro_batch", "tensor", "data", "pipeline", "schedule", "chunks",
@@ -192,7 +192,7 @@ def own_rows(
                 "zero": cut.zero,
                 "recomputation": "none",
                 "precision": _PRECISION,
-                "gradient_bytes": _FP32_BYTES,
+                "gradient_bytes": FLOAT32_BYTES,
                 "step_s": median(outcome.step_s.values()),
             }
         )

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.strategy import LayerSplit, rows_share
+from ddlbench.planning.workload import FLOAT32_BYTES
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
@@ -103,7 +104,6 @@ def _is_head(entry: Mapping[str, Any]) -> bool:
     return str(entry["kind"]).startswith(_HEADS) or len(shape["output"]) != len(shape["input"])
 
 
-_ITEM_BYTES = 4
 _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 
 
@@ -198,7 +198,7 @@ def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str)
     share = rows_share(extents, grid)
     if not (str(entry["kind"]).startswith(_WINDOWS) and _is_copied(shape, grid)):
         return saved * share
-    whole = float(prod(extents) * _ITEM_BYTES)
+    whole = float(prod(extents) * FLOAT32_BYTES)
     # A copy of the rows that are read replaces the input, if this layer saved it.
     rest = saved - whole if saved >= whole else saved
     return rest * share + whole * _read_share(shape, grid)
@@ -257,7 +257,7 @@ def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list
 
 def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> float:
     """Bytes of the copied channels of the input, less the input if this layer saved it."""
-    whole = float(prod(shape_of(entry, network)["input"]) * _ITEM_BYTES)
+    whole = float(prod(shape_of(entry, network)["input"]) * FLOAT32_BYTES)
     replaced = whole if float(entry["saved_bytes_per_sample"]) >= whole else 0.0
     return share * whole - replaced
 

@@ -54,13 +54,12 @@ from ddlbench.planning.step import (
     transport_of,
     whole_buckets,
 )
+from ddlbench.planning.workload import FLOAT32_BYTES
 from ddlbench.strategies.grouped import GroupDetails, Grouped, weights_with_hooks
 from ddlbench.strategies.splits.shares import shape_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
-
-_ITEM_BYTES = 4
 
 
 class DeviceShare:
@@ -204,7 +203,7 @@ class DeviceShare:
     def _input_bytes(self, column: Mapping[str, Any]) -> int:
         """Of the gradient of a pair's input: a norm gives float32, also where layers are bf16."""
         shape = shape_of(column, self._workload.network)
-        return round(self._samples * prod(shape["input"]) * _ITEM_BYTES)
+        return round(self._samples * prod(shape["input"]) * FLOAT32_BYTES)
 
     def _follows_weights(self, column: Mapping[str, Any]) -> bool:
         """Whether something before the pair is trained, so that its input has a gradient."""
