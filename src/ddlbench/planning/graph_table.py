@@ -8,14 +8,14 @@
 
 A pipeline cuts where one tensor passes, and never between a sum and the ReLU that overwrites it, or
 between several outputs and the ``__getitem__`` that takes one of them. A
-``Size`` reads the shape of the tensor before a ``View``, so both are one block; where the built-in
-network of that name has a block more there, ``Size`` is that block (the average pooling of AlexNet
-and VGG-16, which is none at 224 x 224). A network that is cut as the built-in one has its names.
+``Size`` reads the shape of the tensor before a ``View``, so both are one block. Where the built-in
+network of that name has a block more there, ``Size`` is that block: the average pooling of AlexNet
+and VGG-16, which does nothing at 224 x 224. A network that is cut as the built-in one gets the
+names of its blocks.
 
-What the file lacks follows by rules: the mini-batch is as large as its input says; a layer saves
-the tensor that it reads, and a sum nothing; weights and biases are apart as the layer's text says;
-the halves of a backward pass are those of :func:`ddlbench.planning.workload.backward_shares`. Batch
-norm's statistics are no parameters, so buffers are 0.
+Rules give what the file lacks. The bytes of the input tell the mini-batch. A layer saves the tensor
+that it reads, and a sum saves nothing. The layer's text tells its weights from its bias. The halves
+of a backward pass are those of :func:`ddlbench.planning.workload.backward_shares`. Buffers are 0.
 
 Source: profiler/image_classification of github.com/msr-fiddle/pipedream (Narayanan et al., SOSP
 2019).
@@ -34,7 +34,7 @@ from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.planning.block_costs import block_costs, cut_alike
 from ddlbench.planning.device_table import DeviceTable
-from ddlbench.planning.partition.graph import GraphFile, GraphNode, graph_file
+from ddlbench.planning.partition.graph import GraphFile, GraphNode, graph_file, is_size
 from ddlbench.planning.partition.profiles import text_of
 from ddlbench.planning.workload import FLOAT32_BYTES, Block, backward_shares
 
@@ -45,7 +45,6 @@ LACKS = (
     "The halves of the backward pass: half each of a layer with weights, both of batch norm.",
     "The optimiser and loading: they run on the host, as fast as it is.",
 )
-_SHAPE = re.compile(r"Size\b.*")
 _CONVOLUTION = re.compile(r"Conv(?:Transpose)?\dd\(\d+, (\d+),.*")
 _LINEAR = re.compile(r"Linear\(.*out_features=(\d+),.*")
 
@@ -132,21 +131,23 @@ class _Cutting:
 
     @cached_property
     def _read(self) -> list[set[int]]:
+        """The nodes that each node reads; not what comes through a ``Size`` that it reads."""
         read = [set(sources) for sources in self.graph.layers.read]
-        for reader in range(len(read)) if self.shapes_apart else ():
-            read[reader] -= {
-                source for size in read[reader] if self._is_shape(size) for source in read[size]
-            }
+        if self.shapes_apart:
+            for sources in read:
+                sizes = [source for source in sources if self._is_shape(source)]
+                sources.difference_update(*(read[size] for size in sizes))
         return read
 
     def _is_shape(self, node: int) -> bool:
-        return _SHAPE.fullmatch(self._nodes[node].layer) is not None
+        return is_size(self._nodes[node].layer)
 
     def _tensors_read(self, node: int) -> list[int]:
         """What it reads besides shapes."""
         return [n for n in self._read[node] if self.shapes_apart or not self._is_shape(n)]
 
     def _ends(self) -> list[int]:
+        """The last node of each block."""
         last_reader = list(range(len(self._nodes)))
         for node, sources in enumerate(self._read):
             for source in sources:
@@ -159,11 +160,11 @@ class _Cutting:
             or (
                 last_reader[node] > node
                 and all(last_reader[earlier] <= node for earlier in range(node))
-                and not self._belongs_to(node)
+                and not self._belongs_to_next(node)
             )
         ]
 
-    def _belongs_to(self, node: int) -> bool:
+    def _belongs_to_next(self, node: int) -> bool:
         """Whether the next layer overwrites this sum, or takes one of these outputs."""
         following = self._nodes[node + 1].layer
         return following.startswith("__getitem__") or (
@@ -189,11 +190,8 @@ class _Cutting:
             if len(self._tensors_read(node)) < 2 and (self.shapes_apart or not self._is_shape(node))
         ]
         name = nodes[0].name if first == last else f"{nodes[0].name}_to_{nodes[-1].name}"
-        passes = (
-            Timing.through([(self.batch_size, sum(times) / 1e3)], name)
-            for times in ([node.forward_ms for node in nodes], [node.backward_ms for node in nodes])
-        )
-        forward, backward = passes
+        forward_s = sum(node.forward_ms for node in nodes) / 1e3
+        backward_s = sum(node.backward_ms for node in nodes) / 1e3
         return Block(
             name=re.sub(r"[^\w-]", "_", name),
             parameter_bytes=parameter_bytes,
@@ -201,8 +199,8 @@ class _Cutting:
             input_bytes=entering,
             output_bytes=self._output_bytes(last) / self.batch_size,
             saved_bytes=sum(map(self._entering_bytes, saving)) / self.batch_size,
-            forward=forward,
-            backward=backward,
+            forward=Timing.through([(self.batch_size, forward_s)], name),
+            backward=Timing.through([(self.batch_size, backward_s)], name),
             **backward_shares(list(self._layers(nodes))),
         )
 

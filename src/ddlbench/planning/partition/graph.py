@@ -376,6 +376,7 @@ _MOST_NODES = 5_000
 _STARTS = tuple(f"{field}=" for field in FIELDS)
 _LARGEST = 1e30
 _INPUT = re.compile(r"Input\d*(\W.*)?")
+_SIZE = re.compile(r"Size\b.*")
 _LINES = (
     "one for each node, 'node2 -- ReLU() -- forward_compute_time=0.5, backward_compute_time=0.7, "
     "activation_size=8.0, parameter_size=0.0', and one for each edge, 'node1 -- node2'"
@@ -475,6 +476,11 @@ def _is_name(text: str) -> bool:
 def is_input(layer: str) -> bool:
     """Whether the profiler calls an input of the network so."""
     return _INPUT.fullmatch(layer) is not None
+
+
+def is_size(layer: str) -> bool:
+    """Whether a layer reads the shape of its input, and not its values."""
+    return _SIZE.fullmatch(layer) is not None
 
 
 def number_of(text: str) -> float:

@@ -28,6 +28,7 @@ from ddlbench.planning.partition.graph import (
     Node,
     graph_file,
     is_input,
+    is_size,
     number_of,
 )
 from ddlbench.planning.workload import Block
@@ -36,15 +37,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-_SHAPE = re.compile(r"Size\b.*")
 _JOINING = re.compile(r"(Add|Sub|Mul|Div|Concat|Cat|Stack|__getitem__)\b.*")
 
 
 def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGraph:
-    """Reads a profile: ours (``.json``), a device's table, PipeDream's ``graph.txt`` or its layers.
+    """Reads a profile: ours (``.json``), a device's table, PipeDream's ``graph.txt``, or a chain.
 
-    The last ones are a table (``.csv``) of a chain. ``batch_size`` is the largest measured one if
-    left out. Only our profile and a device's table take one.
+    A chain is a table (``.csv``) of layers. Only our profile and a device's table have several
+    batch sizes; without ``batch_size`` the largest is read.
 
     Raises:
         ConfigError: the file is missing or is no profile, its layers take no time, or the batch
@@ -99,12 +99,12 @@ def chain_of_blocks(blocks: Sequence[Block], samples: int) -> Chain:
 
 
 def text_of(path: Path) -> str:
-    """A text file in UTF-8, or UTF-16 with its mark."""
+    """The text of a file in UTF-8, or in UTF-16 with a byte-order mark."""
     try:
         content = path.read_bytes()
         refuse_compressed(content, path)
-        marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        text = content.decode("utf-16" if content.startswith(marks) else "utf-8-sig")
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a readable text: {error}; save it as UTF-8") from error
     if "\0" in text:
@@ -134,7 +134,7 @@ def _table(path: Path, text: str) -> Chain:
         if is_input(layer):
             continue
         values = {column: float(numbers[column][row]) for column in numbers}
-        passing = nodes[-1].output_bytes if nodes and _SHAPE.fullmatch(layer) else 0.0
+        passing = nodes[-1].output_bytes if nodes and is_size(layer) else 0.0
         nodes.append(
             Node(
                 name=f"{names[row]} {layer}",
@@ -184,10 +184,10 @@ def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, An
 
 
 def chain_of_profile(profile: Profile, batch_size: int | None = None) -> Chain:
-    """The blocks of our profile at a batch size; times between measured sizes are interpolated.
+    """The blocks of our profile at a batch size; times are interpolated between measured sizes.
 
     Raises:
-        ConfigError: the profile holds no blocks, or the batch size was not measured around.
+        ConfigError: the profile holds no blocks, or the batch size lies outside the measured ones.
     """
     blocks, where = profile.blocks, profile.profile_id
     if not blocks:
@@ -221,5 +221,5 @@ def _time_s(timings: Sequence[BatchTime], batch_size: int, where: str) -> float:
     if not measured or not measured[0][0] <= batch_size <= measured[-1][0]:
         sizes = f"{measured[0][0]} to {measured[-1][0]}" if measured else "no batch size"
         raise ConfigError(f"{where}: measured at {sizes}, not at {batch_size}; write one of those")
-    sizes_at, times = zip(*measured, strict=True)
-    return float(np.interp(batch_size, sizes_at, times))
+    batch_sizes, times_s = zip(*measured, strict=True)
+    return float(np.interp(batch_size, batch_sizes, times_s))
