@@ -5,11 +5,11 @@
     networks    built and run once in a process of their own; again only when their files change
     data        read and counted as the nodes will read it, where this machine sees the folder
 
-What is looked at of data::
+Data is looked at in three ways::
 
-    look         counts, what is left out, and the digest of the data that lies there now
-    measured     cells whose result was measured with other data than that, or with other code
-    check        every file is opened once, and all bad ones are named
+    look                 counts, what is left out, and the digest of the data that lies there now
+    with_other_data      cells whose result was measured with other data than that
+    check_files          every file is opened once, and all bad ones are named
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class UserFolders:
         """A line for each dataset: samples, classes, and what is left out."""
         return tuple(f"{dataset}: {seen.described()}" for (dataset, _), seen in self.seen.items())
 
-    def measured_with_others(self, site: Site, cells: Iterable[Cell]) -> list[Cell]:
+    def with_other_data(self, site: Site, cells: Iterable[Cell]) -> list[Cell]:
         """Cells with a result of other data than lies there now."""
-        return [cell for cell in cells if self._is_of_others(site, cell)]
+        return [cell for cell in cells if self._has_other_data(site, cell)]
 
-    def _is_of_others(self, site: Site, cell: Cell) -> bool:
+    def _has_other_data(self, site: Site, cell: Cell) -> bool:
         seen = self.seen.get(_key(cell))
         if seen is None:
             return False
@@ -83,10 +83,10 @@ class UserFolders:
             return digest not in (None, seen.digest)
         return False
 
-    def others_remark(self, site: Site, cells: Iterable[Cell]) -> list[str]:
+    def other_data_remark(self, site: Site, cells: Iterable[Cell]) -> list[str]:
         """A sentence if cells were measured with other data."""
-        others = self.measured_with_others(site, cells)
-        return _others_remark([cell.dataset for cell in others], "data", "lies there now")
+        others = self.with_other_data(site, cells)
+        return _measured_with_other([cell.dataset for cell in others], "data", "lies there now")
 
 
 def measured_with_other_code(site: Site, cells: Iterable[Cell]) -> list[Cell]:
@@ -105,11 +105,11 @@ def measured_with_other_code(site: Site, cells: Iterable[Cell]) -> list[Cell]:
 def other_code_remark(site: Site, cells: Iterable[Cell]) -> list[str]:
     """A sentence if cells were measured with other code of their network."""
     others = measured_with_other_code(site, cells)
-    return _others_remark([cell.network for cell in others], "code", "is here now")
+    return _measured_with_other([cell.network for cell in others], "code", "is here now")
 
 
-def _others_remark(names: Sequence[str], what: str, where: str) -> list[str]:
-    """A sentence about cells that were measured with something else; none without a cell."""
+def _measured_with_other(names: Sequence[str], what: str, where: str) -> list[str]:
+    """A sentence about cells, by their dataset or network, of other data or code; else none."""
     if not names:
         return []
     count, were = (f"{len(names)} cells", "were") if len(names) > 1 else ("1 cell", "was")
@@ -133,8 +133,8 @@ def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = No
         waiting: ids of those that are still to be measured; None for all of them.
 
     Raises:
-        ConfigError: data of a waiting cell, which this machine sees, cannot be read; the sentence
-            says why. Of data that no cell waits for, a remark says it.
+        ConfigError: data of a waiting cell lies on this machine and cannot be read. Data that no
+            cell waits for gets a remark instead.
     """
     real = [cell for cell in cells if cell.data_source == "real"]
     if not real:
@@ -239,13 +239,13 @@ def try_user_parts(site: Site, rows: Sequence[MatrixRow]) -> UserParts:
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
     remarks = dict.fromkeys(other_code_remark(site, not_built_in))
     tried = _try_networks(sorted(pairs & used), site, remarks)
-    # Of some networks they cannot be counted.
+    # Zero operations stand for a network whose operations cannot be counted.
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
     operations = {pair: count for pair, count in counted.items() if count}
     to_run = [cell for cell in cells if cell.id in waiting]
-    remarks.update(dict.fromkeys(_on_networks(tried, to_run)))
+    remarks.update(dict.fromkeys(_network_remarks(tried, to_run)))
     folders = look(site, real, waiting)
-    remarks.update(dict.fromkeys((*folders.remarks, *folders.others_remark(site, real))))
+    remarks.update(dict.fromkeys((*folders.remarks, *folders.other_data_remark(site, real))))
     images = folders.images(real)
     _check_counts(site, [cell for cell in real if cell.id in waiting], images)
     unsupported = dict(_unsupported(tried, to_run, site))
@@ -266,10 +266,10 @@ def _check_counts(
             )
 
 
-def _on_networks(
+def _network_remarks(
     tried: Mapping[_Pair, Mapping[str, Any]], waiting: Sequence[Cell]
 ) -> Iterator[str]:
-    """What of each network keeps a strategy from being fast, or the network from learning."""
+    """What keeps strategies from being fast with a network, or the network from learning."""
     for network, dataset in dict.fromkeys((cell.network, cell.dataset) for cell in waiting):
         answer = tried.get((network, dataset))
         if answer is None:
@@ -331,7 +331,7 @@ def _try_networks(
     keys = {pair: key_of(*pair) for pair in pairs}
     new = [pair for pair in pairs if keys[pair] not in tried]
     if new:
-        for pair, answer in zip(new, _answers(new), strict=True):
+        for pair, answer in zip(new, _build_and_run(new), strict=True):
             if "operations" in answer:
                 tried[keys[pair]] = answer
             elif site.device == "cuda" and answer["on_cpu"]:
@@ -339,16 +339,21 @@ def _try_networks(
             else:
                 raise ConfigError(answer["error"])
         write_json(TRIED, tried)
-    # Earlier ones too: their cells tell how fast this site is. The last is the newest.
-    words = {key: key.split() for key in (*tried, *keys.values()) if key in tried}
-    return {(network, dataset): tried[key] for key, (network, dataset, _) in words.items()}
+    # Networks of earlier calls too: their cells tell how fast this site is. The newest comes last.
+    answers = {}
+    for key in (*tried, *keys.values()):
+        if key in tried:
+            network, dataset, _ = key.split()
+            answers[network, dataset] = tried[key]
+    return answers
 
 
-def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
+def _build_and_run(pairs: list[_Pair]) -> list[dict[str, Any]]:
+    """Build and run networks in a process of their own; its answer for each pair."""
     names = ", ".join(dict.fromkeys(network for network, _ in pairs))
     with TemporaryDirectory() as folder:
-        answers_at = Path(folder) / "answers.json"  # a user's module may print anything
-        command = [sys.executable, "-c", _TRY, json.dumps(pairs), str(answers_at)]
+        file = Path(folder) / "answers.json"  # a user's module may print anything
+        command = [sys.executable, "-c", _TRY, json.dumps(pairs), str(file)]
         try:
             tried = subprocess.run(
                 command,
@@ -364,7 +369,7 @@ def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
                 "function"
             ) from None
         try:
-            answers: list[dict[str, Any]] = json.loads(answers_at.read_text(encoding="utf-8"))
+            answers: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             status = f"exit status {tried.returncode}"
             last_line = (tried.stderr.strip().splitlines() or [status])[-1]

@@ -103,7 +103,7 @@ def status(
     if state is None:
         every = [row.cell for row in rows]
         real = [cell for cell in every if cell.data_source == "real"]
-        of_data = look(site, real, waiting=()).others_remark(site, real)
+        of_data = look(site, real, waiting=()).other_data_remark(site, real)
         for remark in (*of_data, *other_code_remark(site, every)):
             lines += paragraph(f"Warning: {remark}.", hanging="  ")
     click.echo(head + "\n".join(lines))
@@ -145,7 +145,7 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str, yes: 
         chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]
     elif state == _OTHER_DATA:
         cells = [row.cell for row in rows if row.cell.data_source == "real"]
-        chosen = [cell.id for cell in look(site, cells).measured_with_others(site, cells)]
+        chosen = [cell.id for cell in look(site, cells).with_other_data(site, cells)]
     elif state == _OTHER_CODE:
         cells = [row.cell for row in rows]
         chosen = [cell.id for cell in measured_with_other_code(site, cells)]

@@ -272,3 +272,12 @@ def test_a_folder_of_the_nodes_is_left_to_them() -> None:
     site = replace(LOCAL, launcher="slurm", real_data={"cifar10": "/nodes/cifar10"})
     (remark,) = try_user_parts(site, _rows(BASE.with_(data_source="real"))).remarks
     assert remark == "/nodes/cifar10 (cifar10) is not on this machine; the nodes will look at it"
+
+
+def test_code_that_was_changed_back_has_its_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = "mine:net mnist"
+    tried = {f"{pair} now": {"operations": 1}, f"{pair} between": {"operations": 2}}
+    monkeypatch.setattr(user_parts, "tried_before", lambda: tried)
+    monkeypatch.setattr(user_parts, "key_of", lambda network, dataset: f"{network} {dataset} now")
+    remembered = user_parts._try_networks([("mine:net", "mnist")], LOCAL, {})
+    assert remembered == {("mine:net", "mnist"): tried[f"{pair} now"]}
