@@ -58,6 +58,9 @@ from ddlbench.predict.ranking import (
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
 
+_OTHER_UPDATES = ("old_weights", "other_update")
+"""Codes of candidates whose update is not that of one device; their steps are not compared."""
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -72,8 +75,8 @@ class Knowledge:
         device_memory_bytes: memory of one device; None takes that of the profile or the site.
         allow_stale: strategies whose updates use gradients of older weights are candidates, too.
         departures: its measured cells that do not train as one device does.
-        spread_of: standard deviation of the logarithm of a predicted step, where the machine need
-            not exist; what is installed here does not matter then. None for a site.
+        spread_of: standard deviation of the logarithm of a predicted step, for a machine that is
+            described by data sheets; what is installed here does not matter then. None for a site.
     """
 
     site: Site
@@ -125,8 +128,8 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
     if ran_as := strategy.ran_as(cell, plan.details):
         candidate = replace(candidate, label=f"{strategy.label} ({ran_as})")
-    if other_update := _other_update(strategy, plan, known):
-        return replace(candidate, reason=other_update)
+    if reason := _why_other_update(strategy, plan, known):
+        return replace(candidate, reason=reason)
     # A rule of thumb decides the order; the times beside it come from measured links.
     named = MEASURED_LINKS if known.recommender == UNLESS_OOM else known.recommender
     try:
@@ -136,7 +139,7 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
             return _unpredicted(candidate, why)
         workload = known.inputs.workload(cell)
         prediction = predicted(predictor, workload, plan, known)
-    except ConfigError as error:  # runs are still held against the bound
+    except ConfigError as error:  # measured steps may still rank it
         return _unpredicted(candidate, str(error))
     return _with_prediction(candidate, prediction, workload, plan, known)
 
@@ -160,7 +163,8 @@ def predicted(
     return calibrated(prediction, cell.strategy, inputs.calibration)
 
 
-def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
+def _why_other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
+    """How the update differs from that of one device; empty if it does not."""
     cell = plan.cell
     if not (known.allow_stale or strategy.is_synchronous(cell, plan.details)):
         return Reason("old_weights", "updates with old weights: --allow-stale ranks it, too")
@@ -209,9 +213,9 @@ def _with_prediction(
 def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
     """The candidate with its measured steps, which go before the prediction.
 
-    One that does not train as one device does is not ranked, however fast it is.
+    A candidate that does not train as one device does is not ranked, however fast it is.
     """
-    if candidate.code in _NOT_ITS_STEP:
+    if candidate.code in _OTHER_UPDATES:
         return candidate
     if departure := departure_of(known.departures, candidate.cell):
         return replace(candidate, reason=Reason("other_training", departure))
@@ -221,6 +225,3 @@ def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
     # It ran, so the lack of a prediction does not speak against it.
     reason = "" if candidate.code == "no_prediction" else candidate.reason
     return replace(candidate, measured_s=runs, belief=from_runs(runs), reason=reason)
-
-
-_NOT_ITS_STEP = ("old_weights", "other_update")

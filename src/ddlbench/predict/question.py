@@ -12,9 +12,9 @@ cells, whose options may be faster (:func:`ddlbench.planning.planner.refined`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
@@ -114,9 +114,15 @@ class Question:
         return [cell, *refined(cell, strategy_of(strategy, self.accelerator), written)]
 
     @cached_property
-    def _written(self) -> Callable[[str], tuple[dict[str, Any], Cell]]:
+    def _planned(self) -> dict[str, tuple[dict[str, Any], Cell]]:
+        """Written options and the cell of each strategy that was planned."""
+        return {}
+
+    def _written(self, strategy: str) -> tuple[dict[str, Any], Cell]:
         """Written options and the cell of a strategy, which is planned once."""
-        return cache(self._first_supported)
+        if strategy not in self._planned:
+            self._planned[strategy] = self._first_supported(strategy)
+        return self._planned[strategy]
 
     def _first_supported(self, strategy: str) -> tuple[dict[str, Any], Cell]:
         points = [{}] if self.experiment is None else self._points(strategy)
