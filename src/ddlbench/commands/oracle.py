@@ -206,7 +206,7 @@ def rows_command(
     A row is the median step of a cell's repeats: sequential, data-parallel, FSDP and synchronous
     pipelines in fp32.
     """
-    runs = gpt_runs.own_rows(rows, site.name)
+    runs = gpt_runs.rows_of_cells(rows, site.name)
     if not runs:
         raise ConfigError(
             f"{experiment.where}: site {site.name} has no measured cell of a transformer; measure "

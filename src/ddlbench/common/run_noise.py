@@ -7,12 +7,12 @@
     run 3    s s s s s s s s s s      unit of noise
 
 Numbers are logarithms of seconds, so that a spread is a share of the time. A ratio of medians has a
-t interval. Its variance comes from, in this order:
+t interval. Its variance comes from the first of these that there is:
 
 * repeats of the configuration in both trees, joined with those of other configurations by an
   empirical prior (Smyth 2004, section 6), as two or three repeats alone tell little;
-* repeats of other configurations, where it has none;
-* a spread that somebody states, where nothing has repeats.
+* repeats of other configurations;
+* the stated spread.
 
 Where a tree has a single run, the error of its median step is added, from the steps within it
 (circular block bootstrap, Politis and Romano 1992; length of a block by Carlstein 1986 for a
@@ -30,13 +30,12 @@ import numpy as np
 
 from ddlbench.common.statistics import CONFIDENCE
 
-_RESAMPLES = 399  # of a standard error, which is known within 4 % then
+_RESAMPLES = 399  # give a standard error within 4 %
 _SEED = 20_200_501
 _MOST_AT_ONCE = 2_000_000  # steps of resamples in memory
 _LARGEST_CORRELATION = 0.97
 _FEWEST_STEPS = 4
-_FEWEST_FOR_PRIOR = 3
-"""Configurations with repeats; fewer have a pooled spread instead of a prior."""
+_FEWEST_FOR_PRIOR = 3  # configurations with repeats; fewer have a pooled spread, and no prior
 
 
 def block_length(values: np.ndarray) -> int:
@@ -47,11 +46,11 @@ def block_length(values: np.ndarray) -> int:
     (Kendall 1954).
     """
     count = len(values)
-    apart = values - values.mean()
-    total = float(apart @ apart)
+    centred = values - values.mean()
+    total = float(centred @ centred)
     if total <= 0:
         return 1
-    correlation = float(apart[1:] @ apart[:-1]) / total
+    correlation = float(centred[1:] @ centred[:-1]) / total
     correlation += (1 + 4 * correlation) / count
     correlation = min(max(correlation, 0.0), _LARGEST_CORRELATION)
     ratio = math.sqrt(6) * correlation / (1 - correlation**2)
@@ -61,7 +60,7 @@ def block_length(values: np.ndarray) -> int:
 def median_error(steps_s: Sequence[float] | np.ndarray) -> float | None:
     """Relative standard error of the median of autocorrelated steps, by a block bootstrap.
 
-    None for fewer than four steps, or if one took no time.
+    None for fewer than four steps, or if a step took no time.
     """
     values = np.asarray(steps_s, dtype=float)
     count = len(values)
@@ -73,22 +72,23 @@ def median_error(steps_s: Sequence[float] | np.ndarray) -> float | None:
     random = np.random.default_rng(_SEED)
     medians: list[float] = []
     while len(medians) < _RESAMPLES:
-        many = max(1, min(_RESAMPLES - len(medians), _MOST_AT_ONCE // count))
-        starts = random.integers(0, count, (many, blocks, 1))
-        places = (starts + np.arange(length)).reshape(many, -1)[:, :count] % count
+        resamples = max(1, min(_RESAMPLES - len(medians), _MOST_AT_ONCE // count))
+        starts = random.integers(0, count, (resamples, blocks, 1))
+        places = (starts + np.arange(length)).reshape(resamples, -1)[:, :count] % count
         medians.extend(np.median(values[places], axis=1))
     return float(np.std(medians, ddof=1)) * math.sqrt(count / (count - 1))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What runs of one configuration in one tree tell.
+    """The runs of one configuration in one tree.
 
     Args:
-        median_s: median of the runs' steps, in seconds.
+        median_s: median over the runs of their steps.
         runs: how many.
         spread: standard deviation of the logarithms of the runs' steps; None for a single run.
-        step_error: relative standard error of a single run's step from its steps; None if unknown.
+        step_error: relative standard error of a run's median step, from the steps within the run;
+            None if unknown.
     """
 
     median_s: float
@@ -98,7 +98,7 @@ class Sample:
 
     @classmethod
     def of(cls, steps_s: Sequence[float], step_errors: Sequence[float | None] = ()) -> Sample:
-        """The sample of these runs: the step of each, above zero, and its error."""
+        """The sample of runs, by the median step of each, above zero, and its error."""
         logs = np.log(np.asarray(steps_s, dtype=float))
         known = [error**2 for error in step_errors if error is not None]
         return cls(
@@ -120,8 +120,8 @@ class Sample:
     def weight(self) -> float:
         """Variance of the median of the runs, in variances of one run.
 
-        Of normal ones: exact for one, two and many, within 3 % for odd numbers between, too large
-        by up to a fifth for even ones.
+        For normal runs it is exact for one, two and many. Between, it is within 3 % for an odd
+        number of runs, and up to a fifth too large for an even number.
         """
         half_pi = math.pi / 2
         return half_pi / (self.runs + half_pi - 1) if self.runs > 2 else 1 / self.runs
@@ -136,8 +136,8 @@ class Noise:
 
     Args:
         variance: of the logarithm of its step.
-        freedom: degrees of freedom with which that is known; infinite where it is stated.
-        source: what it is known from: ``repeats``, ``other repeats``, ``stated``.
+        freedom: degrees of freedom of the variance; infinite if it is stated.
+        source: where the variance comes from: ``repeats``, ``other repeats``, ``stated``.
     """
 
     variance: float
@@ -146,10 +146,10 @@ class Noise:
 
 
 class RunNoise:
-    """How far runs of one configuration lie apart, learnt from all pairs of a comparison.
+    """How far runs of one configuration lie apart, estimated from all pairs of a comparison.
 
     Args:
-        pairs: samples of both trees, a pair a configuration.
+        pairs: samples of both trees, a pair per configuration.
         stated: spread where no configuration has repeats.
     """
 
@@ -188,13 +188,13 @@ class RunNoise:
             # One tree may be noisier than the other (Welch 1947).
             variances = [sample.weight * (sample.spread or 0.0) ** 2 for sample in pair]
             variance = max(variance, sum(variances))
-        # A single run is off by what its steps tell, too: those of the others may have been more.
+        # A single run has the error of its median step, too: others may have had more steps.
         single = sum((sample.step_error or 0.0) ** 2 for sample in pair if sample.runs == 1)
-        half = _quantile(noise.freedom) * math.sqrt(variance + single)
+        half = _t_quantile(noise.freedom) * math.sqrt(variance + single)
         if noise.source == "repeats" and noise.variance <= self._stated**2:
-            # Few repeats that agree tell no less than the spread that is stated for none.
+            # Few repeats that agree must not give a wider interval than no repeats at all.
             stated = self._stated**2 * (first.weight + second.weight) + single
-            half = min(half, _quantile(math.inf) * math.sqrt(stated))
+            half = min(half, _t_quantile(math.inf) * math.sqrt(stated))
         middle = math.log(second.median_s / first.median_s)
         low, high = (math.exp(middle + sign * half) for sign in (-1, 1))
         return Ratio(math.exp(middle), low, high, noise)
@@ -211,13 +211,13 @@ class Ratio:
 
 
 def repeats_to_tell(noise: Noise, margin: float) -> int:
-    """Repeats a tree for an interval about ratio 1 that fits into a margin of, say, 0.05."""
-    half = math.log1p(margin) / _quantile(math.inf)
+    """Repeats per tree for an interval about ratio 1 that fits into a margin of, say, 0.05."""
+    half = math.log1p(margin) / _t_quantile(math.inf)
     return max(2, math.ceil(math.pi * noise.variance / half**2))
 
 
-def _quantile(freedom: float) -> float:
-    """Of Student's t, at the upper end of the interval."""
+def _t_quantile(freedom: float) -> float:
+    """The quantile of Student's t at the upper end of the interval."""
     from scipy.special import ndtri, stdtrit  # noqa: PLC0415 - slow to import
 
     at = (1 + CONFIDENCE) / 2
@@ -239,8 +239,8 @@ def _mean_variance(variances: Sequence[tuple[float, int]]) -> float:
 def _prior(repeated: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Scale and degrees of freedom of the variances of configurations (Smyth 2004, section 6.2).
 
-    The fewer configurations, the less is known of how their variances differ: its degrees of
-    freedom are no more than those configurations are.
+    Few configurations tell little of how variances differ, so the prior has at most as many
+    degrees of freedom as there are configurations.
     """
     from scipy.special import digamma, polygamma  # noqa: PLC0415 - slow to import
 
@@ -249,11 +249,11 @@ def _prior(repeated: Sequence[tuple[float, int]]) -> tuple[float, float]:
     least = 1e-5 * float(np.median(variances))
     if least <= 0:
         return _mean_variance(repeated), math.inf
-    apart = np.log(np.maximum(variances, least)) - digamma(half) + np.log(half)
-    excess = float(np.var(apart, ddof=1) - polygamma(1, half).mean())
+    unbiased = np.log(np.maximum(variances, least)) - digamma(half) + np.log(half)
+    excess = float(np.var(unbiased, ddof=1) - polygamma(1, half).mean())
     freedom = 2 * _trigamma_inverse(excess) if excess > 0 else math.inf
     freedom = min(freedom, float(len(repeated)))
-    scale = math.exp(apart.mean() + digamma(freedom / 2) - math.log(freedom / 2))
+    scale = math.exp(unbiased.mean() + digamma(freedom / 2) - math.log(freedom / 2))
     return scale, freedom
 
 

@@ -86,7 +86,7 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
         if kept is not None:
             return _adopted(kept)
         if _take(folder, me):
-            # Its owner may have kept a result and left since the look above.
+            # The last owner may have kept a result and left since the check above.
             kept = _kept_since(folder, me.run_began, seen_ns)
             if kept is None:
                 return Claim("mine")
@@ -127,7 +127,7 @@ def release(folder: Path, me: Owner) -> None:
 
 
 def forget_queued(folder: Path, me: Owner) -> None:
-    """Delete the note that ``me``'s job waits or runs; a run that was killed leaves it behind."""
+    """Delete the note that the job of ``me`` waits or runs; a killed run leaves it there."""
     with suppress(OSError, UnreadableJson):
         writer = Writer.of(read_object(folder / QUEUED_FILE))
         if writer is not None and writer.job_id is not None and writer.job_id == me.job_id:
@@ -135,7 +135,7 @@ def forget_queued(folder: Path, me: Owner) -> None:
 
 
 def holds(folder: Path, me: Owner) -> bool:
-    """Whether the lease is ``me``'s; also if it cannot be read, as nobody else has it then."""
+    """Whether ``me`` has the lease; also if there is none to read, as nobody else has it then."""
     return owner_in(folder / _LEASE) in (me, None)
 
 
@@ -224,10 +224,10 @@ def _adopted(kept: Result | NewerResult) -> Claim:
 
 
 def _kept_since(folder: Path, when_s: float, seen_ns: int | None) -> Result | NewerResult | None:
-    """The kept result if it came after ``when_s``, or after what the claimant saw first.
+    """The kept result if it is newer than ``when_s``, or was written while the claimant waited.
 
-    One that a newer ddlbench wrote is the error that says so. What came while we waited needs no
-    clock, which may be set meanwhile.
+    A result of a newer ddlbench is returned as the error that says so. The times of the file alone
+    tell that it was written during the wait, so clocks that are set meanwhile do no harm.
     """
     changed = _changed_ns(folder)
     if changed is None:
@@ -243,7 +243,7 @@ def _kept_since(folder: Path, when_s: float, seen_ns: int | None) -> Result | Ne
 
 
 def _lies_ahead(changed_ns: int, folder: Path) -> bool:
-    """Whether a time is later than now, as of files that were copied from a host whose clock is."""
+    """Whether a time is later than now, as in files that a host with a fast clock wrote."""
     now_s = clock_s(folder)
     return now_s is not None and changed_ns > (now_s + _SHORTLY_S) * 1e9
 

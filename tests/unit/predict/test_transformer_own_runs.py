@@ -18,7 +18,7 @@ from ddlbench.predict.evaluate import Outcome
 from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer import runs
 from ddlbench.predict.transformer.configurations import load_shape
-from ddlbench.predict.transformer.runs import COLUMNS, Cut, cut_of, own_rows
+from ddlbench.predict.transformer.runs import COLUMNS, Cut, cut_of, rows_of_cells
 from ddlbench.predict.transformer.step import steps
 from ddlbench.predict.transformer.training_runs import training_runs
 
@@ -95,7 +95,7 @@ def measured(monkeypatch):
 
 
 def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path):
-    rows = own_rows([], "local", tmp_path)
+    rows = rows_of_cells([], "local", tmp_path)
     assert [(row["data"], row["pipeline"], row["micro_batch"]) for row in rows] == [
         (2, 1, 8),
         (1, 2, 4),
@@ -106,7 +106,7 @@ def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path
 
 
 def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
-    rows = pd.DataFrame(own_rows([], "local", tmp_path))
+    rows = pd.DataFrame(rows_of_cells([], "local", tmp_path))
     single = training_runs(rows).decoders
     mixed = training_runs(rows.assign(precision="mixed")).decoders
     platform = Accelerators.load("megatron-a100")

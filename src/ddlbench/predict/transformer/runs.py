@@ -3,8 +3,8 @@
 Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Scores are
 those of :mod:`.run_scores`.
 
-In a fit every model size weighs alike, however many runs it has. Runs with the same model size and
-cut err together: intervals count them as one.
+In a fit every model size weighs alike, however many runs it has. Errors of runs with the same model
+size and cut are correlated, so intervals count these runs as one.
 
 Measured cells of ours become rows, too::
 
@@ -14,7 +14,7 @@ Measured cells of ours become rows, too::
     median step of its repeats -> step_s
 
 Left out: networks that are no transformers, strategies that update with older weights, and cuts
-that the oracle does not know (a parameter server, torchgpipe's recomputation, split layers).
+that the oracle does not model (a parameter server, torchgpipe's recomputation, split layers).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def predicted_s(runs: TrainingRuns, platform: Accelerators) -> Array:
 
 SOFT = 0.05
 PULL = 0.2
-"""Weight of the priors: a constant that is one spread off its prior costs as much as an error of
-SOFT x PULL in n / k of the n runs, where k constants are fitted."""
+"""Weight of the priors. With n runs and k fitted constants, a constant that is one spread off its
+prior costs as much as an error of SOFT x PULL in n / k runs."""
 
 
 def calibrate(runs: TrainingRuns, platform: Accelerators) -> Fit:
@@ -123,10 +123,8 @@ def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: s
     for hold_out in ("model", "gpus"):
         by = HOLD_OUTS[hold_out]
         if len(np.unique(runs.decoders[by])) > 1:
-            predicted, how = (
-                held_out_s(runs, runs, platform, hold_out),
-                f"each {by} held out in turn",
-            )
+            predicted = held_out_s(runs, runs, platform, hold_out)
+            how = f"each {by} held out in turn"
             break
     low, high = np.quantile(runs.step_s / predicted, (0.05, 0.95)).tolist()
     return replace(
@@ -156,10 +154,10 @@ class Cut:
     zero: int = 0
 
 
-def own_rows(
+def rows_of_cells(
     rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS
 ) -> list[dict[str, Any]]:
-    """One row (:data:`COLUMNS`) for each measured cell of ``rows`` that the oracle can speak of.
+    """One row (:data:`COLUMNS`) per measured cell of ``rows`` that the oracle models.
 
     Args:
         rows: the matrix; repeats of a cell become one row.
@@ -200,7 +198,7 @@ def own_rows(
 
 
 def cut_of(plan: StrategyPlan) -> Cut | None:
-    """The cut of a plan; None if the oracle does not know it."""
+    """The cut of a plan; None if the oracle does not model it."""
     cell, strategy = plan.cell, plan.strategy
     if not strategy.is_synchronous(cell) or strategy.round_steps(cell) > 1:
         return None
