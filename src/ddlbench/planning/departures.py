@@ -35,7 +35,7 @@ SENTENCES = {
 }
 """What a departure says of its cell, by its code."""
 
-# Fields of a cell that change no sample of a step, and its arithmetic by rounding at most.
+# Fields of a cell that change no sample of a step, and its results by rounding at most.
 _FREE = frozenset(
     {
         *("strategy", "options", "nodes", "devices_per_node", "fabric", "repeat", "epochs"),
@@ -46,7 +46,7 @@ _FREE = frozenset(
 _FIXED = tuple(field.name for field in fields(Cell) if field.name not in _FREE)
 _OF_WEIGHTS = ("dataset", "network", "seed")
 
-# Largest difference of a first loss, in parts of it. A unit roundoff is 6e-8 in float32; sums of
+# Largest difference of a first loss, as a share of it. A unit roundoff is 6e-8 in float32; sums of
 # thousands of products in another order, or by another algorithm of a convolution, err by some
 # hundred of it. TF32 rounds factors to 5e-4 and bfloat16 to 2e-3, and both add up in float32.
 # Measured over 8 steps (MLP, VGG-11, AlexNet and GPT-tiny, learning rates 0.01 and 0.1, samples in
@@ -62,11 +62,11 @@ _DIVERGES = 2.0  # times the first loss
 
 @dataclass(frozen=True)
 class _Bound:
-    """The largest difference that rounding explains, in parts of the first loss of one device.
+    """The largest difference that rounding explains, as a share of one device's first loss.
 
     Args:
         first: at the first step. Each update adds as much.
-        amplified: each step multiplies it instead.
+        amplified: each update multiplies it instead.
     """
 
     first: float
@@ -79,7 +79,7 @@ class _Bound:
 
 @dataclass(frozen=True)
 class Trained:
-    """What of a result tells how its cell trained.
+    """How a cell trained, by its result.
 
     Args:
         cell: what was measured.
@@ -151,20 +151,20 @@ class Comparison:
 
 
 def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
-    """The comparison of each cell that is none of one device, by its id."""
+    """The comparison of each cell of several devices, by its id."""
     every = list(trained)
     bases = [each for each in every if each.is_base]
-    by_training = _grouped(bases, _FIXED)
-    bases_of_weights, by_weights = _grouped(bases, _OF_WEIGHTS), _grouped(every, _OF_WEIGHTS)
+    bases_by_training = _grouped(bases, _FIXED)
+    bases_by_weights, by_weights = _grouped(bases, _OF_WEIGHTS), _grouped(every, _OF_WEIGHTS)
     comparisons = {}
     for each in every:
         if each.is_base:
             continue
-        reference = _nearest(each.cell, by_training.get(_key(each, _FIXED), ()))
+        reference = _nearest(each.cell, bases_by_training.get(_key(each, _FIXED), ()))
         weights = _key(each, _OF_WEIGHTS)
-        fellows = bases_of_weights.get(weights) or by_weights[weights]
+        with_weights = bases_by_weights.get(weights) or by_weights[weights]
         departure = (
-            _other_weights(each, [reference] if reference else fellows)
+            _other_weights(each, [reference] if reference else with_weights)
             or (_other_training(each, reference.training) if reference else None)
             or _unlike_replay(each)
         )
@@ -173,7 +173,7 @@ def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
 
 
 def departures(trained: Iterable[Trained]) -> dict[str, Departure]:
-    """How each cell departs that does, by its id."""
+    """The departure of each cell that departs, by its id."""
     return {
         cell_id: comparison.departure
         for cell_id, comparison in compared(trained).items()
@@ -182,7 +182,7 @@ def departures(trained: Iterable[Trained]) -> dict[str, Departure]:
 
 
 def departures_in(results: Mapping[Cell, Result]) -> dict[str, Departure]:
-    """The same of the results of cells."""
+    """The departures among the results of cells."""
     trained = (Trained.of(cell, result) for cell, result in results.items())
     return departures(trained_cell for trained_cell in trained if trained_cell is not None)
 
@@ -211,16 +211,17 @@ def _nearest(cell: Cell, references: Sequence[Trained]) -> Trained | None:
     return min(references, key=distance, default=None)
 
 
-def _other_weights(trained: Trained, fellows: Sequence[Trained]) -> Departure | None:
+def _other_weights(trained: Trained, references: Sequence[Trained]) -> Departure | None:
+    """A departure if a cell began with other weights than all of these."""
     digest = trained.training.initial_digest
     others = {
-        fellow.training.initial_digest
-        for fellow in fellows
-        if fellow is not trained and fellow.training.initial_digest is not None
+        reference.training.initial_digest
+        for reference in references
+        if reference is not trained and reference.training.initial_digest is not None
     }
     if digest is None or not others or digest in others:
         return None
-    of_base = any(fellow.is_base for fellow in fellows)
+    of_base = any(reference.is_base for reference in references)
     return Departure("other_weights", "its base" if of_base else "other cells of its network")
 
 
@@ -240,14 +241,14 @@ def _unlike_replay(trained: Trained) -> Departure | None:
 
 
 def _bound(trained: Trained, base: Training) -> _Bound:
-    """A gross one where ranks draw other numbers, or a batch norm sees other samples."""
+    """A gross bound where ranks draw other numbers, or a batch norm sees other samples."""
     training = trained.training
     other_statistics = training.batch_norm and training.samples_per_pass != base.samples_per_pass
     return _Bound(_GROSS) if training.random or other_statistics else _rounding(trained)
 
 
 def _rounding(trained: Trained) -> _Bound:
-    """That of the least precise numbers of a step."""
+    """The bound for the least precise numbers of a step."""
     first = _ROUNDING.get(known_strategy(trained.cell.strategy).precision(trained.cell), _GROSS)
     return _Bound(first, amplified=trained.training.batch_norm)
 

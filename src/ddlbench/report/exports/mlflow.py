@@ -23,7 +23,7 @@ from ddlbench.report.tables import Column
 from ddlbench.report.tree_tables import TreeTables, setting_columns
 
 _ALLOW = "MLFLOW_ALLOW_FILE_STORE"
-_MOST_METRICS = 1000  # of one call
+_MOST_METRICS = 1000  # in a call
 _MOST_PARAMS = 100
 _LONGEST_PARAM = 6000
 _LONGEST_TAG = 5000
@@ -59,7 +59,7 @@ def _file_store_allowed() -> Iterator[None]:
 
 
 class _Store:
-    """A store that is being written into ``folder``, to lie in ``final``, by MLflow's client."""
+    """A store that MLflow's client writes into ``folder``, which is then moved to ``final``."""
 
     def __init__(self, folder: Path, final: Path, study: Study) -> None:
         from mlflow import MlflowClient  # noqa: PLC0415 - an optional package
@@ -72,10 +72,9 @@ class _Store:
         """Write a run for each cell."""
         setting_names = [column.name for column in setting_columns()]
         columns = tables.cells.columns
+        names = [column.name for column in columns]
         params = {*_PARAMS, *setting_names}
-        params |= {
-            column.name for column in columns if column.name.startswith(("option_", "plan_"))
-        }
+        params |= {name for name in names if name.startswith(("option_", "plan_"))}
         curves = _curves(tables)
         for row in tables.cells.frame.to_dict("records"):
             key = (row["results"], row["site"], row["cell_id"])
@@ -130,12 +129,12 @@ class _Store:
         if row["reason"]:
             tags["mlflow.note.content"] = str(row["reason"])[:_LONGEST_TAG]
         run_id = run.info.run_id
-        for some in _parts(metrics, _MOST_METRICS):
-            self._client.log_batch(run_id, metrics=some)
-        for some in _parts(parameters, _MOST_PARAMS):
-            self._client.log_batch(run_id, params=some)
-        for some in _parts([RunTag(*pair) for pair in tags.items()], _MOST_PARAMS):
-            self._client.log_batch(run_id, tags=some)
+        for batch in _batches(metrics, _MOST_METRICS):
+            self._client.log_batch(run_id, metrics=batch)
+        for batch in _batches(parameters, _MOST_PARAMS):
+            self._client.log_batch(run_id, params=batch)
+        for batch in _batches([RunTag(*pair) for pair in tags.items()], _MOST_PARAMS):
+            self._client.log_batch(run_id, tags=batch)
         status = "FINISHED" if row["status"] == "ok" else "FAILED"
         self._client.set_terminated(run_id, status, end_time=ended_ms)
 
@@ -146,8 +145,7 @@ class _Store:
         if name not in self._experiments:
             number = len(self._experiments) + 1
             place = (self._final / f"artifacts-{number}").as_uri()
-            made = self._client.create_experiment(name, artifact_location=place)
-            self._experiments[name] = made
+            self._experiments[name] = self._client.create_experiment(name, artifact_location=place)
         return self._experiments[name]
 
 
@@ -194,6 +192,6 @@ def _name(text: str) -> str:
     return _NOT_IN_NAMES.sub("_", text)[:_LONGEST_NAME]
 
 
-def _parts(entries: list[Any], most: int) -> Iterator[list[Any]]:
+def _batches(entries: list[Any], most: int) -> Iterator[list[Any]]:
     for start in range(0, len(entries), most):
         yield entries[start : start + most]

@@ -11,8 +11,8 @@ The part of a run that a timeline shows::
     flushes       | step | step |                                2 steps one after the other
     PipeDream     | F0 F1 F2 ... fill |  . . .  | F50 .. F56 |   start-up, and steady state
 
-The planned and the measured part start with the same mini-batch and have as many mini-batches. Of
-all candidates we take the one with the median duration.
+The planned and the measured part start with the same mini-batch and have as many mini-batches. They
+are those with the median duration.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.spans import Piece, chrome_trace
 from ddlbench.planning.pipeline import PlannedSchedule
 
-# PASSES have their number written into the box; COMPUTING counts as work.
 PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight")
+"""Boxes with their number written into them."""
 COMPUTING = frozenset((*PASSES, "loss"))
 WAIT = "wait"
-# Work that runs at the same time as other work of its device, and several at a time.
+# Several of these may run at a time, while their device computes.
 BESIDE = frozenset(("all_reduce_bucket", "message"))
 
 
@@ -244,20 +244,25 @@ def _overlapping(
 
 
 class _Cut:
+    """Cuts windows out of the boxes of a run."""
+
     def __init__(self, planned: Sequence[Box], measured: Sequence[Box], rows: int) -> None:
         self._planned, self._measured, self._rows = planned, measured, rows
 
     def typical(self, starts: Sequence[int], count: int, of_steps: bool) -> int:
         """The start of the ``count`` mini-batches with the median duration."""
         boxes = self._measured or self._planned
-        fitting = starts[: len(starts) - count + 1] if of_steps else starts
-        begins, ends = extents(boxes) if of_steps else (_entries(boxes), _entries(boxes))
-        shift = count - 1 if of_steps else count
+        if of_steps:
+            starts, last = starts[: len(starts) - count + 1], count - 1
+            begins, ends = extents(boxes)
+        else:
+            last = count  # the window ends where the next mini-batch enters
+            begins = ends = _entries(boxes)
 
         def length_s(start: int) -> float:
-            return ends.get(start + shift, math.inf) - begins.get(start, -math.inf)
+            return ends.get(start + last, math.inf) - begins.get(start, -math.inf)
 
-        return sorted(fitting, key=length_s)[(len(fitting) - 1) // 2]
+        return sorted(starts, key=length_s)[(len(starts) - 1) // 2]
 
     def whole_steps(self, first: int, count: int) -> Window:
         """A window with the boxes of ``count`` steps only."""
@@ -273,19 +278,21 @@ class _Cut:
 
     def stretch(self, title: str, first: int, count: int) -> Window:
         """A window from the entry of mini-batch ``first`` to that of ``first + count``."""
-        extents = [_stretch(boxes, first, count) for boxes in (self._planned, self._measured)]
-        longest = max(length for _, length in filter(None, extents))
+        planned, measured = (
+            _stretch(boxes, first, count) for boxes in (self._planned, self._measured)
+        )
+        longest_s = max(length_s for _, length_s in filter(None, (planned, measured)))
 
-        def part(boxes: Sequence[Box], extent: tuple[float, float] | None) -> Part | None:
-            if extent is None:
+        def part(boxes: Sequence[Box], stretch: tuple[float, float] | None) -> Part | None:
+            if stretch is None:
                 return None
-            start_s, length_s = extent
-            end_s = start_s + longest
+            start_s, length_s = stretch
+            end_s = start_s + longest_s
             seen = tuple(box for box in boxes if box.end_s > start_s and box.start_s < end_s)
             return self._part(boxes, seen, start_s, length_s)
 
-        planned, measured = map(part, (self._planned, self._measured), extents)
-        return Window(title, first, count, False, planned, measured)
+        parts = part(self._planned, planned), part(self._measured, measured)
+        return Window(title, first, count, False, *parts)
 
     def _part(
         self, boxes: Iterable[Box], seen: tuple[Box, ...], start_s: float, length_s: float
