@@ -141,7 +141,7 @@ oracle.add_command(partition)
 def best_command(question: cnn.Question, devices: int) -> tuple[Any, list[str]]:
     """Rank the strategies for NETWORK on so many devices at one global batch."""
     answers = cnn.best(question, devices)
-    ranking = [display.answer(answer) for answer in answers]
+    ranking = [display.answer_dict(answer) for answer in answers]
     chosen = next((answer["strategy"] for answer in ranking if answer["runs"]), None)
     lines = display.best_lines(answers, question, devices)
     return {"best": chosen, "ranking": ranking}, lines
@@ -165,7 +165,7 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> tuple[A
     """Say how far each strategy scales, what bounds an iteration from where on, what ends it."""
     reaches = [cnn.reach(question, each) for each in strategy or question.strategies]
     lines = display.limits_lines(reaches, question)
-    return [display.reach(each) for each in reaches], lines
+    return [display.reach_dict(each) for each in reaches], lines
 
 
 @oracle.command(
@@ -184,7 +184,7 @@ def target_command(question: cnn.Question, epoch_s: float) -> tuple[Any, list[st
     """
     answers = cnn.fewest(question, epoch_s)
     values = {
-        name: {"why": answer} if isinstance(answer, str) else display.answer(answer)
+        name: {"why": answer} if isinstance(answer, str) else display.answer_dict(answer)
         for name, answer in answers.items()
     }
     lines = display.target_lines(answers, question, epoch_s)

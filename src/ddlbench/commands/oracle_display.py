@@ -20,34 +20,34 @@ ACCURACIES = ("accuracy", "compute_accuracy", "communication_accuracy", "worst_c
 _FEW_NAMES = 2
 
 
-def answer(projected: Answer) -> dict[str, Any]:
+def answer_dict(answer: Answer) -> dict[str, Any]:
     """A strategy on some devices as JSON values."""
-    projection = projected.projection
+    projection = answer.projection
     return {
-        "strategy": projected.strategy,
-        "devices": projected.devices,
+        "strategy": answer.strategy,
+        "devices": answer.devices,
         "batch_size": projection.configuration.batch,
         "iteration_s": projection.iteration_s,
         "computation_s": dict(projection.computation),
         "communication_s": dict(projection.communication),
-        "epoch_s": projected.epoch_s,
+        "epoch_s": answer.epoch_s,
         "memory_bytes": projection.memory_bytes,
         "max_devices": projection.max_devices,
         "limiting_layer": projection.limiting_layer,
         "bottleneck": projection.bottleneck,
-        "runs": not projected.why,
-        "why": projected.why,
+        "runs": not answer.why,
+        "why": answer.why,
     }
 
 
-def reach(scaling: Reach) -> dict[str, Any]:
+def reach_dict(reach: Reach) -> dict[str, Any]:
     """How a strategy scales, as JSON values."""
     return {
-        "strategy": scaling.strategy,
-        "sizes": [answer(size) for size in scaling.sizes],
-        "regimes": [{"from_devices": devices, "term": term} for devices, term in scaling.regimes],
-        "communication_outweighs_from": scaling.communication_from,
-        "stops": scaling.stops,
+        "strategy": reach.strategy,
+        "sizes": [answer_dict(size) for size in reach.sizes],
+        "regimes": [{"from_devices": devices, "term": term} for devices, term in reach.regimes],
+        "communication_outweighs_from": reach.communication_from,
+        "stops": reach.stops,
     }
 
 
@@ -96,7 +96,7 @@ def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str
     Args:
         judged: what :func:`ddlbench.predict.accuracy.anomalies` returns.
         limit: share from which a run departs.
-        source: of the projections, and of which machine.
+        source: of the projections, with its machine.
     """
     names = dict(zip(judged["run"], _run_names(judged["run"].tolist()), strict=True))
     departing = judged[judged["departs"] != ""].to_dict("records")
@@ -167,13 +167,13 @@ def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
     """What bounds each strategy from where on, and what ends it."""
     headings = "strategy | longest term | > mostly sending from /1 | ends at"
     rows = []
-    for scaling in reaches:
+    for reach in reaches:
         regimes = ", ".join(
             f"from {devices:,} {term}" if at else str(term)
-            for at, (devices, term) in enumerate(scaling.regimes)
+            for at, (devices, term) in enumerate(reach.regimes)
         )
-        outweighs = f"{scaling.communication_from:,}" if scaling.communication_from else ""
-        rows.append((scaling.strategy, regimes or "never runs", outweighs, scaling.end))
+        outweighs = f"{reach.communication_from:,}" if reach.communication_from else ""
+        rows.append((reach.strategy, regimes or "never runs", outweighs, reach.end))
     return [*paragraph(_machine(question)), *table(headings, rows)]
 
 

@@ -3,8 +3,8 @@
 A class folder is one job, with one writer and one checksum. JPEG encoding holds Python's lock, so
 the writers are processes::
 
-    write -> a thread a process -- job a line ---> serve: draws, encodes, writes a class folder
-                                <-- record a line --
+    write -> a thread per process -- a line per job ----> serve: draws, encodes, writes a folder
+                                  <-- a line per record --
 
 The processes are started as programs of their own: a parent with threads or a GPU must not fork,
 and :mod:`multiprocessing`'s spawn would run the caller's script again. When this process dies,
@@ -179,7 +179,7 @@ def _send(child: subprocess.Popen[str], request: Any) -> Any:
 
 
 def serve() -> None:
-    """Runs a helper process: reads a job a line from standard input, and prints a record a line."""
+    """Runs a helper process: reads a job per line of standard input, prints a record per line."""
     setup = json.loads(sys.stdin.readline())
     content = Content(DatasetSpec(**setup["spec"]), setup["seed"])
     folders = ClassFolders(content, Path(setup["root"]), setup["images"])

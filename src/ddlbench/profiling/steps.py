@@ -129,7 +129,7 @@ class StepRunner:
         running = with_precision(self.network, cell.precision, device.type)
         torch.manual_seed(cell.seed)
         plan = make_plan(cell)
-        # Of two processes the second has the larger part, of more it has two neighbours.
+        # The second of two processes has the larger part, the second of more has two neighbours.
         process = plan.processes[min(1, plan.world_size - 1)]
         self._feed = BatchLoader(
             dataset,
@@ -181,8 +181,8 @@ def measure_steps(
         warm_s = runner.run(1)[0]
         peak = _cpu_peak(runner, device)
         if device.type == "cuda":
-            # The first step loads kernels and searches for the fastest, for seconds, so the number
-            # of steps is planned from the second.
+            # The first step loads kernels and searches for the fastest. This takes seconds, so the
+            # second step decides how many there will be.
             warm_s = runner.run(1)[0]
         more = passes(0.15 * budget_s, warm_s[0], 0, max(cell.warmup_steps - 2, 3))
         warm_s += runner.run(more)[0]
@@ -214,7 +214,7 @@ def _marked(
     runner: StepRunner, count: int, marks: Marks
 ) -> tuple[dict[str, float], list[tuple[str, float]]]:
     """Seconds of forward (with loss), backward and optimiser, and the order of gradients."""
-    with _listening(runner.executor, marks) as points, _orders(runner, marks) as order:
+    with _part_marks(runner.executor, marks) as points, _ready_order(runner, marks) as order:
         runner.run(count)
     marks.finish()
     seconds = {
@@ -228,7 +228,7 @@ _POINTS = ("forward", "backward", "optimizer", "end")
 
 
 @contextmanager
-def _listening(executor: Executor, marks: Marks) -> Iterator[dict[str, list[int]]]:
+def _part_marks(executor: Executor, marks: Marks) -> Iterator[dict[str, list[int]]]:
     """Marks where the parts of each step begin, by hooks: the step itself does not change."""
     points: dict[str, list[int]] = {name: [] for name in _POINTS}
 
@@ -246,7 +246,7 @@ def _listening(executor: Executor, marks: Marks) -> Iterator[dict[str, list[int]
 
 
 @contextmanager
-def _orders(runner: StepRunner, marks: Marks) -> Iterator[ReadyOrder]:
+def _ready_order(runner: StepRunner, marks: Marks) -> Iterator[ReadyOrder]:
     order = ReadyOrder()
     handle = runner.executor.module.register_forward_pre_hook(lambda *_: order.clear())
     with order.listening(runner.network, marks), hooked([handle]):
@@ -276,11 +276,11 @@ _MOST_ROUNDS = 9
 def run_rounds(
     runner: StepRunner, store: dist.Store, rank: int, replicas: int, budget_s: float
 ) -> dict[str, list[float]]:
-    """Mean seconds of a step of this replica: by the number of replicas, one entry a round."""
+    """Mean seconds of a step of this replica: by the number of replicas, an entry per round."""
     runner.run(1)
     (warm_s,), _ = runner.run(1)
     if rank == 0:
-        store.set("rounds", json.dumps(_plan(warm_s, replicas, budget_s)))
+        store.set("rounds", json.dumps(_rounds_and_steps(warm_s, replicas, budget_s)))
     rounds, steps = json.loads(store.get("rounds"))
     means_s: dict[str, list[float]] = {}
     for number in range(rounds):
@@ -293,7 +293,7 @@ def run_rounds(
     return means_s
 
 
-def _plan(step_s: float, replicas: int, budget_s: float) -> tuple[int, int]:
+def _rounds_and_steps(step_s: float, replicas: int, budget_s: float) -> tuple[int, int]:
     steps = max(1, round(WINDOW_S / step_s))
     return passes(budget_s, replicas * steps * step_s, _FEWEST_ROUNDS, _MOST_ROUNDS), steps
 
@@ -334,7 +334,7 @@ def measure_alone(
             notes.append(f"no device of {cell.strategy} alone: {len(dataset)} training images")
             continue
         try:
-            entries.append(_measured(cell, dataset, device, budget_s / len(cells)))
+            entries.append(_lone_run(cell, dataset, device, budget_s / len(cells)))
         except Unsupported as error:
             notes.append(f"no device of {cell.strategy} alone: {error}")
         except (RuntimeError, MemoryError) as error:
@@ -344,7 +344,7 @@ def measure_alone(
     return entries
 
 
-def _measured(
+def _lone_run(
     cell: Cell, dataset: ImageDataset, device: torch.device, budget_s: float
 ) -> dict[str, Any]:
     log = MessageLog()

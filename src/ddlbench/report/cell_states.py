@@ -77,13 +77,16 @@ class StatusDocument(Form):
     """In the order of the matrix; with `--state` those in that state."""
 
 
-# Why a number of a cell that is ok is wrong or means little, gravest first: its column, and a code.
+# Why the number of a cell that is ok is wrong or means little, gravest first: column, and code.
 _CODES_OF_OK = {"departure": "other_training", "disturbed": None, "diverged": "diverged"}
+_FEW_NAMES = 2
+_FEW_REASONS = 6
+_FEW_RUNNING = 4
 
 
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus]:
     """State of every cell of the matrix, in its order."""
-    states = []
+    cells = []
     queued = _queued(site, rows)
     for row, record in zip(rows, records_of(experiment, site, rows, stale=False), strict=True):
         cell, state, finished = row.cell, Status(record["status"]), None
@@ -94,11 +97,11 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus
                 finished = written.isoformat(timespec="seconds")
                 known = [(code, record.get(key)) for key, code in _CODES_OF_OK.items()]
                 code, reason = next((pair for pair in known if pair[1]), (None, None))
-        # A result called unsupported may be made anew, as what was missing is there now.
+        # An unsupported cell may run again, once what was missing is there.
         elif not state.is_result or state == Status.UNSUPPORTED:
-            held = _of_lease(cell_dir(site, cell.id), state) or queued.get(cell.id)
+            held = _held(cell_dir(site, cell.id), state) or queued.get(cell.id)
             state, reason, code = held or (state, reason, code)
-        states.append(
+        cells.append(
             CellStatus(
                 cell_id=cell.id,
                 dataset=cell.dataset,
@@ -115,7 +118,7 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus
                 result=str(result),
             )
         )
-    return states
+    return cells
 
 
 def status_document(experiment: str, site: str, cells: Sequence[CellStatus]) -> StatusDocument:
@@ -159,30 +162,25 @@ def status_lines(cells: Sequence[CellStatus], *, every_cell: bool = False) -> li
         more = f"{counted(len(groups) - _FEW_REASONS, 'more reason')}: --all"
         reasons = [*reasons[:_FEW_REASONS], ("", more)]
     widest = max(len(state) for state in (str(Status.RUNNING), *(state for state, _ in reasons)))
-    pairs = [] if every_cell else _moving(cells, names, before=widest + 4)
+    pairs = [] if every_cell else _progress(cells, names, before=widest + 4)
     return [*lines, *named_lines([*pairs, *reasons], "  ")]
 
 
-_FEW_NAMES = 2
-_FEW_REASONS = 6
-_FEW_RUNNING = 4
-
-
-def _moving(
+def _progress(
     cells: Sequence[CellStatus], names: Mapping[str, str], before: int
 ) -> list[tuple[str, str]]:
-    """The cells that run, and while there are others to come the one that ended last.
+    """The cells that run and, until all have ended, the cell that ended last.
 
     Each is one line, which begins with ``before`` characters.
     """
     running = [cell for cell in cells if cell.state == Status.RUNNING]
     shown = running[:_FEW_RUNNING]
-    wide = max((len(names[cell.cell_id]) for cell in shown), default=0)
+    width = max((len(names[cell.cell_id]) for cell in shown), default=0)
     reasons = [cell.reason or "" for cell in shown]
-    if wide + max(map(len, reasons), default=0) > terminal_width() - before - 2:
+    if width + max(map(len, reasons), default=0) > terminal_width() - before - 2:
         reasons = [reason.partition(", ")[2] or reason for reason in reasons]  # without its process
     pairs = [
-        (str(Status.RUNNING), f"{names[cell.cell_id]:{wide}}  {reason}")
+        (str(Status.RUNNING), f"{names[cell.cell_id]:{width}}  {reason}")
         for cell, reason in zip(shown, reasons, strict=True)
     ]
     if len(running) > len(shown):
@@ -197,10 +195,10 @@ def _moving(
         numbers.append("base")
     elif last.speedup is not None:
         numbers.append(f"{ratio_text(last.speedup)}x")
-    return [*pairs, ("last ok", f"{names[last.cell_id]:{wide}}  {', '.join(numbers)}")]
+    return [*pairs, ("last ok", f"{names[last.cell_id]:{width}}  {', '.join(numbers)}")]
 
 
-def _of_lease(folder: Path, state: Status) -> tuple[Status, str, str] | None:
+def _held(folder: Path, state: Status) -> tuple[Status, str, str] | None:
     """State, reason and code of a cell that somebody has begun to measure; None if nobody has."""
     owner = owner_in(folder / "lease.json")
     if owner is None or owner == NOBODY:

@@ -1,6 +1,6 @@
 """A device's share of a profile's layers, by rows, filters or channels, and its peak memory.
 
-These are the rules of :mod:`.convert`, for the shapes in a profile: rows end at the head, at a
+These are the rules of :mod:`.convert`, for the shapes in a profile. Rows end at the head, or at a
 block that the cell names, or with ``until: auto`` before the first block in which a device would
 have no row. Memory is::
 
@@ -88,7 +88,7 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
 
 
 def _weight_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
-    """Of a layer's weights on the fullest device; by channels the ``first`` layer stays whole."""
+    """Share of a layer's weights on the fullest device; by channels the ``first`` is whole."""
     by_channel = by == "channel"
     if entry["kind"] not in _WEIGHTED or (by_channel and first):
         return 1.0
@@ -121,11 +121,13 @@ def split_bytes(
         blocks = _of_weights(workload, split, by == "channel")
     samples = cell.batch_size / replicas
     weights = sum(block.parameter_bytes for block in blocks)
-    by_rows = split.end is not None and group > 1
-    flattened = _flattened(workload, split, blocks, end, (by_rows, replicas > 1))
+    over_rows = split.end is not None and group > 1
+    flattened = _flattened(
+        workload, split, blocks, end, over_rows=over_rows, over_groups=replicas > 1
+    )
     moment = max(backward_peak_bytes(blocks, samples), weights + flattened)
-    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.momentum) + moment
-    return (round(bytes_),) * cell.devices
+    always = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.momentum)
+    return (round(always + moment),) * cell.devices
 
 
 def _flattened(
@@ -133,22 +135,23 @@ def _flattened(
     split: LayerSplit,
     blocks: Sequence[Block],
     end: int,
-    reduced: tuple[bool, bool],
+    *,
+    over_rows: bool,
+    over_groups: bool,
 ) -> float:
     """Bytes of the gradients' copies in the buckets of the all-reduces at the end of a step.
 
     Gradients of rows, before ``end``, are reduced over all devices, then the others over groups.
-    A gradient that is larger than a bucket is alone in it and is not copied. ``reduced`` says
-    whether there is an all-reduce over rows, and one over groups.
+    A gradient that is larger than a bucket is alone in it and is not copied. ``over_rows`` and
+    ``over_groups`` say which all-reduces there are.
     """
-    by_rows, several = reduced
     copied = [block.parameter_bytes for block in blocks]
     for entry in workload.layer_entries:
         held_bytes = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
         if held_bytes > workload.bucket_bytes:
             copied[entry["block"]] -= round(held_bytes)
-    first = sum(copied[:end]) if by_rows or several else 0
-    return max(first, sum(copied[end:]) if several else 0)
+    first = sum(copied[:end]) if over_rows or over_groups else 0
+    return max(first, sum(copied[end:]) if over_groups else 0)
 
 
 def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Block]:

@@ -57,7 +57,7 @@ class WeightSplit(nn.Module):
         Raises:
             Unsupported: always.
         """
-        raise _reads("weight")
+        raise _whole_is_read("weight")
 
     @property
     def bias(self) -> Tensor | None:
@@ -67,7 +67,7 @@ class WeightSplit(nn.Module):
             Unsupported: the layer has one.
         """
         if self.has_bias:
-            raise _reads("bias")
+            raise _whole_is_read("bias")
         return None
 
     def weight_of(self, number: int) -> Tensor:
@@ -83,18 +83,18 @@ class WeightSplit(nn.Module):
         state = {}
         for name, shape in self._whole.items():
             whole = torch.zeros(shape, dtype=like.dtype, device=like.device)
-            for key, (of, place) in self._places.items():
-                if of == name and self._gives(name):
+            for key, (part_of, place) in self._places.items():
+                if part_of == name and self._adds(name):
                     whole[place] = getattr(self, key).detach()
             state[name] = self.group.all_reduce(whole)
         return state
 
-    def _gives(self, name: str) -> bool:
+    def _adds(self, name: str) -> bool:
         """Whether this rank adds its part of a parameter, which no other rank adds."""
         return True
 
 
-def _reads(what: str) -> Unsupported:
+def _whole_is_read(what: str) -> Unsupported:
     return Unsupported(
         f"a block reads the {what} of a layer that is split; call the layer instead, or take a "
         "strategy that splits no layer",
@@ -145,14 +145,14 @@ class ChannelSplit(WeightSplit):
             read = _channels(taken, self.dim, (first - self.first, end - self.first))
             outputs.append(self.apply_layer(read, self.weight_of(number), None, piece.groups))
         addend = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
-        summed = total(self._among_all(addend), self.group)
+        summed = total(self._padded(addend), self.group)
         if not self.has_bias:
             return summed
         bias = self.bias_of_rank().to(summed.dtype)
         return summed + bias.view(-1, *[1] * self._dims_after_channels(summed))
 
-    def _among_all(self, addend: Tensor) -> Tensor:
-        """Pad with zeros for the filters of groups of which this rank reads no channel."""
+    def _padded(self, addend: Tensor) -> Tensor:
+        """With zeros for the filters of groups of which this rank reads no channel."""
         before, after = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
         if before == after == 0:
             return addend
@@ -161,7 +161,7 @@ class ChannelSplit(WeightSplit):
     def _dims_after_channels(self, outputs: Tensor) -> int:
         return outputs.dim() - 1 - self.dim % outputs.dim()
 
-    def _gives(self, name: str) -> bool:
+    def _adds(self, name: str) -> bool:
         return name == "weight" or self.group.rank == 0
 
 
