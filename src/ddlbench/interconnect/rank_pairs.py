@@ -9,8 +9,8 @@ One pair is measured after the other, as two at a time would slow each other dow
 
 The message has as many bytes as take 0.03 s, from 1 to 16 MiB. All pairs are measured in three
 passes, of which the medians are kept, so that a disturbance of a second affects no pair alone. 256
-ranks have 65 280 pairs, which would take hours, and over NCCL a communicator each. So only a sample
-of many pairs is measured::
+ranks have 65 280 pairs. They would take hours, and over NCCL a communicator each. So of many pairs
+only a sample is measured::
 
     up to 500 pairs     all
     beyond              within the first node      every pair
@@ -71,8 +71,8 @@ def chosen_pairs(nodes: Sequence[int], most: int = MOST_PAIRS) -> list[Pair]:
     first_node = [rank for rank in range(size) if nodes[rank] == nodes[0]]
     first_ranks = [0, *(b for a, b in pairwise(range(size)) if nodes[a] != nodes[b])]
     pairs: list[Pair] = list(permutations(first_node, 2))
-    for first_rank, next_one in pairwise(first_ranks):
-        pairs += [(first_rank, next_one), (next_one, first_rank)]
+    for left, right in pairwise(first_ranks):
+        pairs += [(left, right), (right, left)]
     pairs += [(rank, (rank + 1) % size) for rank in range(size)]
     drawn = random.Random(_SEED).sample(range(size * (size - 1)), most)
     pairs += [_pair(number, size) for number in drawn]
@@ -102,8 +102,8 @@ def work(here: RankContext) -> dict[str, Any]:
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
     per_node = here.settings["devices_per_node"]
     everyone = members_of(here.world_size // per_node, per_node, per_node)
-    own_store = dist.PrefixStore("pairs", store)
-    group = Group(everyone, everyone[here.process.rank], own_store, device, interface)
+    group_store = dist.PrefixStore("pairs", store)
+    group = Group(everyone, everyone[here.process.rank], group_store, device, interface)
     with joined(group):
         pairs = measure_pairs(group, here.settings["pairs_budget_s"], here.settings["passes_s"])
         node_rates = measure_node_rates(group)
@@ -115,15 +115,15 @@ def work(here: RankContext) -> dict[str, Any]:
 def measure_pairs(group: Group, budget_s: float, passes_s: float | None = None) -> dict[str, Any]:
     """Fields of a pair matrix over all ranks of ``group``; empty on all ranks but the first.
 
-    ``group`` is joined; no pair is begun after ``budget_s``, and none of the
-    later passes after ``passes_s``.
+    ``group`` is joined. No pair is begun after ``budget_s``, and none of the later passes after
+    ``passes_s``.
     """
     nodes, store = [process.node for process in group.members], group.store
     pairs = chosen_pairs(nodes)
     passes = passes_of(len(pairs))
     sent: dict[Pair, list[_PairTimes]] = {}
-    limits_s = budget_s, budget_s if passes_s is None else min(passes_s, budget_s)
-    done = _visit(group, pairs, passes, limits_s, sent)
+    passes_s = budget_s if passes_s is None else min(passes_s, budget_s)
+    done = _measure_passes(group, pairs, passes, (budget_s, passes_s), sent)
     for (sender, receiver), passes_of_pair in sent.items():
         store.set(f"{sender}/{receiver}", json.dumps(passes_of_pair))
     if group.rank != 0:
@@ -148,8 +148,10 @@ def measure_node_rates(group: Group) -> list[dict[str, Any]]:
     It is also empty where no two nodes have the same number of devices, or a message takes so long
     that all of them would exceed ``_NODE_RATE_LIMIT_S``. ``group`` is joined.
     """
-    of_nodes = [[r for r, p in enumerate(group.members) if p.node == node] for node in (0, 1)]
-    senders, receivers = of_nodes
+    senders, receivers = (
+        [rank for rank, process in enumerate(group.members) if process.node == node]
+        for node in (0, 1)
+    )
     if len(senders) < 2 or len(senders) != len(receivers):
         return []
     peers = dict(zip(senders, receivers, strict=True)) | dict(zip(receivers, senders, strict=True))
@@ -179,16 +181,17 @@ def measure_node_rates(group: Group) -> list[dict[str, Any]]:
     if group.rank != 0:
         return []
     alone_s, all_s = (median(seconds) for seconds in zip(*passes, strict=True))
-    rate = {
-        "nodes": 2,
-        "devices_per_node": len(senders),
-        "ranks": 2 * len(senders),
-        "transport": group.transport,
-        "message_bytes": size,
-        "device_bytes_per_s": _MESSAGES * size / alone_s,
-        "node_bytes_per_s": _MESSAGES * size * len(senders) / all_s,
-    }
-    return [rate]
+    return [
+        {
+            "nodes": 2,
+            "devices_per_node": len(senders),
+            "ranks": 2 * len(senders),
+            "transport": group.transport,
+            "message_bytes": size,
+            "device_bytes_per_s": _MESSAGES * size / alone_s,
+            "node_bytes_per_s": _MESSAGES * size * len(senders) / all_s,
+        }
+    ]
 
 
 def _stream_s(other: int, first: bool, size: int, device: torch.device) -> float:
@@ -209,18 +212,17 @@ def _stream_s(other: int, first: bool, size: int, device: torch.device) -> float
     return time.perf_counter() - began_s
 
 
-def _visit(
+def _measure_passes(
     group: Group,
     pairs: Sequence[Pair],
     passes: int,
     limits_s: tuple[float, float],
     sent: dict[Pair, list[_PairTimes]],
 ) -> int:
-    """Measure all pairs, pass by pass, within ``limits_s`` by the first rank's clock.
+    """Measure all pairs, pass by pass; returns the number of measurements.
 
-    These are for the first pass and for all passes.
-
-    ``sent`` gets the measurements of this rank as a sender. Returns the number of measurements.
+    ``limits_s`` are for the first pass and for all passes, by the first rank's clock. ``sent`` gets
+    the measurements of this rank as a sender.
     """
     store, began_s = group.store, time.monotonic()
     total = passes * len(pairs)
@@ -230,16 +232,16 @@ def _visit(
             if number % _TELL_EVERY == 0 and number > 0:
                 left_s = min(taken_s / number * (total - number), limits_s[1] - taken_s)
                 tell(f"{PAIRS}, {number} of {total}", max(left_s, 0.0))
-            late = taken_s > limits_s[number >= len(pairs)]
-            store.set(f"go/{number}", "no" if late else "yes")
+            limit_s = limits_s[0] if number < len(pairs) else limits_s[1]
+            store.set(f"go/{number}", "no" if taken_s > limit_s else "yes")
         if store.get(f"go/{number}") == b"no":
             return number
         sender, receiver = pairs[number % len(pairs)]
         if group.rank == sender:
-            measured = _measure(receiver, True, group.device)
+            measured = _measure_pair(receiver, True, group.device)
             sent.setdefault((sender, receiver), []).append(measured)
         elif group.rank == receiver:
-            _measure(sender, False, group.device)
+            _measure_pair(sender, False, group.device)
         barrier(store, f"pair/{number}", len(group.members))
     return total
 
@@ -261,8 +263,8 @@ def _matrix(size: int, values: dict[Pair, list[list[float]]], part: int) -> Matr
     return off_diagonal(size, lambda i, j: medians.get((i, j)))
 
 
-def _measure(other: int, first: bool, device: torch.device) -> _PairTimes:
-    """What is measured of a pair; valid on the ``first``, which sends."""
+def _measure_pair(other: int, first: bool, device: torch.device) -> _PairTimes:
+    """The times of a pair of ranks; valid on the ``first``, which sends."""
     ping = touched(_PING_ELEMENTS, device)
 
     def exchange(message: torch.Tensor) -> None:

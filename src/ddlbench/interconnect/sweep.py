@@ -5,9 +5,9 @@
     all ranks   | pairs within a node | 2x4: gloo, DDP, FSDP, Horovod | 1x4: ... | 1x2: ... |
     not in it   |                     | waits                         |          | waits    |
 
-A sweep of a slow link takes longer than was asked for, as four repeats of a long message do. So
-each part gets its share of the time that the parts before it have left (``time_plan.Shares``), and
-its sweeps end with shorter messages where that is little.
+A sweep of a slow link exceeds its budget, as it measures each message at least four times. So each
+part gets its share of the time that the parts before it have left (``time_plan.Shares``). Its
+sweeps end with shorter messages where that is little.
 
 Horovod runs only while its own messages are measured, as it communicates in every cycle.
 """
@@ -77,14 +77,14 @@ def work(here: RankContext) -> dict[str, Any]:
         name_of(nodes, devices): members_of(nodes, devices, settings["devices_per_node"])
         for nodes, devices in settings["worlds"]
     }
-    mine = {
+    memberships = {
         name: member
         for name, members in groups.items()
         for member in members
         if member.rank == rank
     }
     installed = importlib.util.find_spec("horovod") is not None
-    children = {name: HorovodChild() for name in mine} if installed else {}
+    children = {name: HorovodChild() for name in memberships} if installed else {}
     device, interface = settle(here)
     store = join_store(here.host, here.port, rank, here.world_size)
     report: dict[str, Any] = {name: [] for name in _PARTS}
@@ -96,22 +96,20 @@ def work(here: RankContext) -> dict[str, Any]:
         report |= measure_node(here, store)
     turns = _Turns(store, rank, settings, horovod=no_horovod is None)
     for name, members in groups.items():
-        if name in mine:
-            own_store = dist.PrefixStore(name, store)
-            group = Group(members, mine[name], own_store, device, interface)
-            shape = dict(zip(("nodes", "devices_per_node"), map(int, name.split("x")), strict=True))
+        if name in memberships:
+            group_store = dist.PrefixStore(name, store)
+            group = Group(members, memberships[name], group_store, device, interface)
+            nodes, devices = map(int, name.split("x"))
+            shape = {"nodes": nodes, "devices_per_node": devices}
             measured = _measure_group(name, group, settings, turns)
             if no_horovod is None and (budget_s := turns.begin(name, HOROVOD)) > 0:
                 limited = {**settings, "budget_s": budget_s}
                 try:
-                    of_child, background = children[name].sweep(
-                        group, here.host, here.port, limited
-                    )
-                except RuntimeError as error:  # the other sweeps are still worth something
-                    report["notes"].append(f"no sweep of Horovod over {name}: {error}")
-                else:
-                    measured["sweeps"] += of_child
+                    sweeps, background = children[name].sweep(group, here.host, here.port, limited)
+                    measured["sweeps"] += sweeps
                     measured["backgrounds"] = [background]
+                except RuntimeError as error:  # the other sweeps are kept
+                    report["notes"].append(f"no sweep of Horovod over {name}: {error}")
             for part, entries in measured.items():
                 report[part] += [{**entry, **shape, "ranks": len(members)} for entry in entries]
         barrier(store, f"done/{name}", here.world_size)
@@ -149,7 +147,7 @@ class _Turns:
         return self._budgets_s[group, part]
 
     def notes(self) -> list[str]:
-        """Which groups' sweeps got less time than the site asks for."""
+        """The groups whose sweeps got less time than the site asks for, a sentence each."""
         notes = []
         for group in dict.fromkeys(group for group, _ in self._budgets_s):
             least_s = min(value for (name, _), value in self._budgets_s.items() if name == group)
@@ -164,7 +162,7 @@ class _Turns:
 def _measure_group(
     name: str, group: Group, settings: dict[str, Any], turns: _Turns
 ) -> dict[str, list[dict[str, Any]]]:
-    """All but Horovod's messages, by part of the report."""
+    """What is measured without Horovod, by part of the report."""
     device, largest = group.device, settings["largest_bytes"]
     parts: dict[str, list[dict[str, Any]]] = {part: [] for part in _PARTS}
     with joined(group):

@@ -9,9 +9,9 @@ time that the device's table names, and hands on tensors of the right size::
                 dw <-[ sleep weight share ]<-'              one gradient a parameter, unwritten
 
 Sleeping leaves the cores to communication, as an accelerator does, and takes the same time whatever
-else runs. A device works off its queue without gaps: what one sleep was too long, the next one is
-shorter, if it follows at once. A process that drives several devices starts a block and goes on.
-Loading, the optimiser, copies and messages are real.
+else runs. A device works off its queue without gaps: after a sleep that was too long, a sleep that
+follows at once is shorter by as much. A process that drives several devices starts a block and goes
+on. Loading, the optimiser, copies and messages are real.
 
 The idea is that of Phantora (Qin et al., arXiv 2505.01616): emulate the devices, and run the
 rest. What such a network learns means nothing.
@@ -216,8 +216,8 @@ def queued_devices(partitions: Sequence[nn.Module]) -> QueuedDevices | None:
     """Put each partition of this process on an emulated device of its own.
 
     Returns:
-        The devices; None if the partitions compute, or if there is one only: its blocks are
-        waited for, as every block is that was not put on a device.
+        The devices; None if the partitions compute, or if there is a single one. A process waits
+        for each work of a block that is on no device.
     """
     blocks = [
         [block for block in partition.modules() if isinstance(block, EmulatedBlock)]
@@ -353,16 +353,13 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, ready: Tensor | None, work: _Work) -> Tensor:
-        ctx.shape, ctx.has_weights, ctx.device, ctx.backward_s = (
-            inputs.shape,
-            ready is not None,
-            work.device,
-            work.backward_s,
-        )
+        ctx.shape, ctx.has_weights = inputs.shape, ready is not None
+        ctx.device, ctx.backward_s = work.device, work.backward_s
         floats = inputs if inputs.is_floating_point() else inputs.new_empty(0, dtype=torch.float32)
         # What a real block keeps; it is never written. Saved as autograd saves, a profile sees it.
         ctx.save_for_backward(floats.new_empty(work.saved))
-        outputs = (floats.new_zeros if work.finite else floats.new_empty)(work.outputs)
+        new = floats.new_zeros if work.finite else floats.new_empty
+        outputs = new(work.outputs)
         # The host reads finite outputs, so they hold no number of a work.
         work.device.work(work.forward_s, inputs, None if work.finite else outputs)
         return outputs

@@ -138,7 +138,8 @@ def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) 
     faults = [each for each in findings if not each.ok]
     if faults:
         listed = "\n".join(f"  - {fault.what}: {fault.says}" for fault in faults)
-        needs = f", as site {site.name} needs a change" * any(fault.in_file for fault in faults)
+        in_file = any(fault.in_file for fault in faults)
+        needs = f", as site {site.name} needs a change" if in_file else ""
         raise ConfigError(
             f"no job was submitted{needs}:\n{listed}\n"
             f"`ddlbench plan --site {site.name}` checks it again"

@@ -61,7 +61,8 @@ def claims(
     """
     enter_project()
     ledger = read_claims()
-    if claim is not None and claim not in (names := [each.id for each in ledger]):
+    names = [each.id for each in ledger]
+    if claim is not None and claim not in names:
         raise ConfigError(f"unknown claim {claim!r}; {nearest(claim, names)}")
     papers = sorted({each.experiment.partition("/")[0] for each in ledger})
     if paper is not None and paper not in papers:
@@ -78,7 +79,7 @@ def claims(
 
 
 def write_csv(judged: Sequence[Judged], path: Path) -> None:
-    """One row a claim and bed."""
+    """A row per claim and bed."""
     records = [each.to_dict() for each in judged]
     for record in records:
         least, most = record.pop("range") or (None, None)
@@ -89,7 +90,7 @@ def write_csv(judged: Sequence[Judged], path: Path) -> None:
 
 
 def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
-    """A table a bed of the claims that its rows decide; with ``every_claim`` of all."""
+    """A table per bed, of the claims that its rows decide; with ``every_claim`` of all."""
     lines: list[str] = []
     for bed in dict.fromkeys(each.bed for each in judged):
         lines += ["", *_bed_lines([each for each in judged if each.bed == bed], every_claim)]
@@ -157,10 +158,10 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
         ("claim", claim.claim),
         ("source", claim.source),
         ("measured there on", claim.hardware),
-        ("test", _test_words(claim)),
-        ("on cells with", _words(claim.test.where)),
-        ("one side", _words(claim.test.left)),
-        ("over the other", _words(claim.test.right)),
+        ("test", _test_text(claim)),
+        ("on cells with", _filter_text(claim.test.where)),
+        ("one side", _filter_text(claim.test.left)),
+        ("over the other", _filter_text(claim.test.right)),
         ("needs", "; ".join(claim.needs.in_words()) or "nothing"),
         ("decided by", f"ddlbench papers {claim.experiment}"),
         ("remark", claim.remark),
@@ -168,11 +169,11 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
     lines = [claim.id, "", *named_lines([(name, text) for name, text in entries if text])]
     for each in judged:
         lines += ["", each.bed or "nothing measured"]
-        lines += named_lines([(name, text) for name, text in _of_bed(each) if text], "  ")
+        lines += named_lines([(name, text) for name, text in _bed_entries(each) if text], "  ")
     return lines
 
 
-def _words(where: Mapping[str, Any]) -> str:
+def _filter_text(where: Mapping[str, Any]) -> str:
     parts = (
         f"{name} {', '.join(map(str, values)) if isinstance(values, list) else values}"
         for name, values in where.items()
@@ -180,7 +181,7 @@ def _words(where: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _test_words(claim: Claim) -> str:
+def _test_text(claim: Claim) -> str:
     test = claim.test
     ends = {"at least": test.least, "at most": test.most}
     bounds = [f"{name} {value:g}" for name, value in ends.items() if abs(value) != float("inf")]
@@ -193,7 +194,7 @@ def _test_words(claim: Claim) -> str:
     return words if test.of != "each" else f"{words}; in {test.share:.0%} of the cases"
 
 
-def _of_bed(judged: Judged) -> list[tuple[str, str]]:
+def _bed_entries(judged: Judged) -> list[tuple[str, str]]:
     finding = judged.finding
     numbers, several = "", ""
     if finding.value is not None:

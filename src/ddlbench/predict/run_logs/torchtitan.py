@@ -12,9 +12,9 @@
 ``tps`` (``wps`` in 2024) are tokens per second and device, over all steps since the last line. A
 validation does not train. Since the end of 2025 the mesh reads ``Building device mesh with
 parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1``, where experts take devices of the
-others. Every rank may print its line: of a step, the median counts. A step is the batch's tokens
-over those of all devices in a second; where batch or devices are not told, the time between two
-lines over the steps between them.
+others. Every rank may print a line for a step: their median counts. The seconds of a step are the
+batch's tokens over the tokens per second of all devices. Where the log tells no batch or devices,
+they are the time between two lines over the steps between them.
 """
 
 from __future__ import annotations
@@ -96,26 +96,28 @@ def read(text: str, source: str) -> LoggedRun:
             by_step[int(match[1])].append((tokens, tflops, memory, _seconds(line)))
     numbers = sorted(by_step)
     values = _settings(lines, source)
-    middle = {step: [median(column) for column in zip(*by_step[step], strict=True)]
-              for step in numbers}  # fmt: skip
+    medians = {step: [*map(median, zip(*by_step[step], strict=True))] for step in numbers}
     later = after_warm_up(numbers)
     devices, batch = values.get("devices"), values.get("global_batch")
     sequence = values.get("sequence_length")
     if devices and batch and sequence:
-        tokens_s = [middle[step][0] for step in later]
-        step_s = [batch * sequence / (devices * rate) for rate in tokens_s if rate > 0]
+        rates = [medians[step][0] for step in later]
+        step_s = [batch * sequence / (devices * rate) for rate in rates if rate > 0]
         note = ONLY_STEP if len(numbers) == 1 else ""
     else:
-        step_s = _by_clock(numbers, middle, validated)
-        note = "step_s by the clock of the log"
-        note = note if step_s else "neither batch and devices nor times: no step_s"
+        step_s = _by_clock(numbers, medians, validated)
+        note = (
+            "step_s by the clock of the log"
+            if step_s
+            else "neither batch and devices nor times: no step_s"
+        )
     if begins_again(in_order):
         note = f"{note}; {AGAIN}" if note else AGAIN
     total = next((int(m[1]) for line in lines if (m := _TOTAL.search(line))), 0)
-    ended = bool(numbers) and (
-        0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)
-    )
-    status = COMPLETE if ended else OUT_OF_MEMORY if out_of_memory(text) else CUT
+    if numbers and (0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)):
+        status = COMPLETE
+    else:
+        status = OUT_OF_MEMORY if out_of_memory(text) else CUT
     memory_gib = max((row[2] for rows in by_step.values() for row in rows), default=0.0)
     return LoggedRun(
         source=source,
@@ -123,8 +125,8 @@ def read(text: str, source: str) -> LoggedRun:
         status=status,
         step_s=median_of(step_s),
         steps_counted=len(step_s),
-        tokens_per_s_a_device=median_of(middle[step][0] for step in later),
-        tflops_a_device=median_of(middle[step][1] for step in later),
+        tokens_per_s_a_device=median_of(medians[step][0] for step in later),
+        tflops_a_device=median_of(medians[step][1] for step in later),
         memory_gib=memory_gib or None,
         note=note,
         **values,
@@ -142,11 +144,11 @@ def _seconds(line: str) -> float:
 
 
 def _by_clock(
-    numbers: Sequence[int], middle: Mapping[int, Sequence[float]], validated: Collection[int]
+    numbers: Sequence[int], medians: Mapping[int, Sequence[float]], validated: Collection[int]
 ) -> list[float]:
-    """Seconds a step between two logged ones without a validation between them, after warm-up."""
+    """Seconds a step, after warm-up, between logged steps that no validation separates."""
     spans = [
-        (middle[b][3] - middle[a][3]) / (b - a)
+        (medians[b][3] - medians[a][3]) / (b - a)
         for a, b in pairwise(numbers)
         if not any(a <= step < b for step in validated)
     ]
