@@ -14,7 +14,7 @@ Beside it stand the thesis' alternatives::
 Measures nothing itself: its cells are those of choice_cases.py and prediction.py. A study that was
 not measured here keeps its rows and its figure. With ``--kept`` it replays the choices on the cells
 that docs/validation keeps, and prints how often they are right; what a cell cost is not kept.
-Writes docs/validation/choices.csv, a row a case and way, choices_by_way.csv, and into the folder
+Writes docs/validation/choices.csv, a row per case and way, choices_by_way.csv, and into the folder
 ``--out`` a figure for each study, ways_to_choose_<study>.png and .csv.
 """
 

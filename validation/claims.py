@@ -1,6 +1,6 @@
 """The verdicts of the claims ledger on what docs/validation and docs/papers keep.
 
-Measures nothing. Writes docs/papers/claims.csv, a row a claim and bed. With ``--repeats`` also
+Measures nothing. Writes docs/papers/claims.csv, a row per claim and bed. With ``--repeats`` also
 docs/validation/emulated/repeats.csv: by how much runs of one cell differ that several studies on
 emulated accelerators have measured; ddlbench/report/papers_page.py declares what follows.
 """

@@ -130,7 +130,7 @@ SITE_KEYS = {
 
 
 def main() -> None:
-    """Measure, predict, keep one row a cell."""
+    """Measure, predict, keep one row per cell."""
     _study_of_all_strategies()
     _study_of_steady_states()
     _study_of_replicated_pipelines()

@@ -11,7 +11,7 @@ Runs each figure's own command in validation/.work/papers, where results stay: w
 measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
 
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
-    ddlbench-fig4/cells.csv            a row a cell: its measurements
+    ddlbench-fig4/cells.csv            a row per cell: its measurements
     ddlbench-fig5/unlimited/...        another scale than laptop
     paradl-table3/printed.txt          what a command prints that draws nothing
 

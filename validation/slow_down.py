@@ -5,7 +5,7 @@
 An emulated device sleeps, but messages, optimiser and loading take this machine's cores. They must
 be no limit. Then twice the ``slow_down`` gives the same speed-ups. Runs Horovod's cells of
 ``ddlbench/fig5`` on the figure's site with twice its ``slow_down``, and keeps
-docs/validation/emulated/slow_down.csv, a row a cell, beside what the figure keeps.
+docs/validation/emulated/slow_down.csv, a row per cell, beside what the figure keeps.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _here(report: bool) -> None:
 
 
 def _reported(study: Study, part: dict[str, Any]) -> Path:
-    """Draw, predict, keep one row a cell; returns the folder of the experiment's results."""
+    """Draw, predict, keep one row per cell; returns the folder of the experiment's results."""
     study.ddlbench("report", "--configfile", "experiment.yaml")
     study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
     name = part["experiment"]

@@ -99,7 +99,7 @@ DEVICES = {"transformers-office": 2}
 
 
 def main() -> None:
-    """Measure, predict, keep one row a cell; score the oracle."""
+    """Measure, predict, keep one row per cell; score the oracle."""
     chosen = chosen_parts(__doc__, PARTS)
     for part in chosen.parts:
         content, out = PARTS[part], OUT / part

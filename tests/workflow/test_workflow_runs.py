@@ -268,7 +268,7 @@ def test_snakemakes_report_has_figures_and_captions(workflow, first):
         "Speed-up over one device of the site",
         "Peak memory of the fullest device",
         "Every measured step",
-        "One row a cell of the matrix",
+        "One row per cell of the matrix",
         "Each cell of the experiment is one job",
         "tiny on box, 3 cells",
     ):

@@ -19,7 +19,7 @@ __all__ = ["work"]
 
 
 def work(here: RankContext) -> dict[str, Any]:
-    """Mean seconds of a step, by how many replicas ran, one entry a round.
+    """Mean seconds of a step, by how many replicas ran, one entry per round.
 
     Settings: ``cell`` (sequential), ``data`` (its request), ``budget_s``.
     """

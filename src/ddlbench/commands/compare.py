@@ -172,7 +172,7 @@ def _draw(comparison: Comparison, figure: Path, *, quiet: bool) -> None:
 def reference(*, results: Path, out: Path, overwrite: bool) -> None:
     """Keep a small file of what results should reach.
 
-    It has a row a configuration: median step, spread from run to run, number of runs; and
+    It has a row per configuration: median step, spread from run to run, number of runs; and
     when, where and with what they were measured. `ddlbench compare` takes it in place of a folder.
     """
     if out.suffix not in (".yaml", ".yml"):

@@ -275,7 +275,7 @@ def on_a_cluster(file: PaperFile, scale: str) -> tuple[Site, list[MatrixRow]]:
 
 
 def paper_lines(rows: list[Row], scale: str) -> list[str]:
-    """One line a figure."""
+    """One line per figure."""
     headings = "figure | shows | > cells | > there | > time here"
     shown = [
         (

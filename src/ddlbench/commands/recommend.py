@@ -248,7 +248,7 @@ def _draw(figure: str, path: Path, content: Any) -> None:
 
 
 def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
-    """A line a geometry with its best strategy, and what more devices bring.
+    """A line per geometry with its best strategy, and what more devices bring.
 
     Sizes come by their devices, the fewest first.
     """

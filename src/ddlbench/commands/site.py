@@ -101,7 +101,7 @@ def accelerator(
 ) -> None:
     """Make a device that sites can emulate, from its measured times.
 
-    Writes config/accelerators/NAME: device.yaml, and a table a network. A site file names the
+    Writes config/accelerators/NAME: device.yaml, and a table per network. A site file names the
     folder: accelerator: {profiles: config/accelerators/NAME}.
     """
     if (site_name is None) == (not graphs):

@@ -1,4 +1,4 @@
-"""Text for a terminal: tables with one line a row, wrapped sentences, types of options."""
+"""Text for a terminal: tables with one line per row, wrapped sentences, types of options."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def columns(headings: str) -> list[Column]:
 def table(
     headings: str | Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
 ) -> list[str]:
-    """Lines of a table: a heading, then one line a row, none wider than the terminal.
+    """Lines of a table: a heading, then one line per row, none wider than the terminal.
 
     Columns without any text are left out. Where the first column is too wide even without the
     columns that may be left out, its text stands on a line of its own, above the rest of the row.

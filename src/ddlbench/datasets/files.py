@@ -228,7 +228,7 @@ class ArraySplit:
 
 @dataclass(frozen=True)
 class FileSplit:
-    """Images in files, one folder a class.
+    """Images in files, one folder per class.
 
     Args:
         folder: of the split.
@@ -371,7 +371,7 @@ class Manifest(Form):
         source_digest: of the user's own data when it was copied; empty for synthetic data.
         images: images of each split; empty for the user's own data.
         total_bytes: sum over all files, the manifest itself excluded.
-        files: path relative to the folder -> record; JPEG files have one record a class folder.
+        files: path relative to the folder -> record; JPEG files have one record per class folder.
         created: when, ISO 8601 with time zone.
         generation_s: how long it took, in seconds.
     """

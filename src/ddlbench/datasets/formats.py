@@ -67,7 +67,7 @@ class Format:
         write, read: as the top of this module says.
         content: what is written, of a dataset and a seed; ``write`` gets it.
         own_files: names of the files of a split of the user's own data, in a folder; None if the
-            format has a folder a class, or is not read as own data.
+            format has a folder per class, or is not read as own data.
         check_own: reads a split of the user's own data whole; raises DataError. None where
             ``read`` is enough.
         recognises: whether files of this format lie in a folder; None where nothing tells it.

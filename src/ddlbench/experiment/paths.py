@@ -4,7 +4,7 @@
 
     results/<site>/cells/<cell id>/result.json     last, atomic: the cell is done
                                   /plan.json       who runs where, and how
-                                  /steps.csv       one row a step
+                                  /steps.csv       one row per step
                                   /log.txt         what every rank printed
                                   /failure.json    why there is no result; see status.py
                                   /queued.json     the SLURM job that will measure it

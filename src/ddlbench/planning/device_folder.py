@@ -122,7 +122,7 @@ def check_network(dataset: str, network: str, where: str) -> None:
 def measured_profiles(
     site: str, precision: str = "fp32", results_root: Path = RESULTS
 ) -> dict[tuple[str, str], tuple[Path, Profile]]:
-    """The profiles of a site, with one thread a device, by dataset and network.
+    """The profiles of a site, with one thread per device, by dataset and network.
 
     Raises:
         ConfigError: one is wrong.
@@ -196,7 +196,7 @@ def tables_of(folder: Path) -> Iterator[tuple[str, str, DeviceTable]]:
 
 
 def device_tables() -> str:
-    """One row a network of each shipped device, as CSV; passes are those of the largest batch."""
+    """One row per network of each shipped device, as CSV; passes are those of the largest batch."""
     rows: list[tuple[object, ...]] = [
         (
             "device", "dataset", "network", "blocks", "parameter_tensors", "parameter_bytes",

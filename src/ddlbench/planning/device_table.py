@@ -1,9 +1,9 @@
-"""A device as data: a table a network, of the times and bytes of its blocks.
+"""A device as data: a table per network, of the times and bytes of its blocks.
 
 ::
 
     config/accelerators/<device>/device.yaml                where its numbers come from
-                                /<dataset>/<network>.csv    a row a block, in forward order
+                                /<dataset>/<network>.csv    a row per block, in forward order
 
     block,parameters,buffer_bytes,output_bytes,...,forward_s_at_8,forward_s_at_16,backward_s_at_8,...
     conv1,weight=6912 bias=256,0,262144,...,0.0012,0.0023,0.0031,...

@@ -1,6 +1,6 @@
 """What the blocks of a network compute, move and keep, without torch.
 
-``layer_table.csv`` holds those of the built-in networks: one row an operation of a block, or
+``layer_table.csv`` holds those of the built-in networks: one row per operation of a block, or
 several equal ones (``times``). Operations and items are of one sample's forward pass, items of the
 tensors that pass (not of weights). Tensors (bytes of each weight), buffers, output and saved bytes
 are of the block, in its first row, as float32; saved bytes are what autograd keeps of one sample.

@@ -1,4 +1,4 @@
-"""Tables 8.1 and 8.2 for people: a row a case, a column a recommender; and sentences of them.
+"""Tables 8.1 and 8.2 for people: a row per case, a column per recommender; and sentences of them.
 
 A sentence says why the highest speed-up of a case is not the advised one::
 
@@ -64,7 +64,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
-    """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own."""
+    """Table 8.2 as text: right of so many, a column per dataset; below it the thesis' own."""
     datasets = in_dataset_order([name for name in dict.fromkeys(table["dataset"]) if name != ALL])
     rows = []
     for (recommender, baseline), records in table.groupby(["recommender", "baseline"], sort=False):

@@ -135,7 +135,7 @@ def comparison_csv() -> str:
 
 
 def comparison_markdown() -> str:
-    """docs/papers.md's table: a row a figure and strategy, over its values that have a partner."""
+    """docs/papers.md's table: a row per figure and strategy, over the values with a partner."""
     table = comparison()
     pairs = table[table["ratio"].notna()]
     lines = [

@@ -2,7 +2,7 @@
 
 ::
 
-      |   I--__          a line a strategy and variant, whiskers at its points
+      |   I--__          a line per strategy and variant, whiskers at its points
       |  I     I--       logarithmic axes have ticks at what was measured
       |__|_____|___|_
 """

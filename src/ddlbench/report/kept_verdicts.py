@@ -1,4 +1,4 @@
-"""The verdicts that this repository keeps, ``docs/papers/claims.csv``: a row a claim and bed.
+"""The verdicts that this repository keeps, ``docs/papers/claims.csv``: a row per claim and bed.
 
 A bed is one of four kinds of devices::
 

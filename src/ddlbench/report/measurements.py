@@ -398,7 +398,7 @@ def collect_steps(
 def steps_table(
     cells: Iterable[tuple[Cell, Path, Mapping[str, Any]]], columns: Sequence[Column]
 ) -> pd.DataFrame:
-    """The steps of cells, one row a step.
+    """The steps of cells, one row per step.
 
     Args:
         cells: each with its folder, and with columns that are the same in all of its rows.

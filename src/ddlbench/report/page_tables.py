@@ -120,7 +120,7 @@ _CASE = 5  # columns that name the case; those in which all cases are equal are 
 
 
 def advised(inputs: PageInputs) -> PageTable | None:
-    """A row a case, with how sure the advice is; None without a case."""
+    """A row per case, with how sure the advice is; None without a case."""
     rows = [row for answer in answers_at(inputs.tables_dir) if (row := _advised(answer))]
     if not rows:
         return None
@@ -158,7 +158,7 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
 
 
 def speedups(inputs: PageInputs) -> PageTable:
-    """A row a network, a column a strategy."""
+    """A row per network, a column per strategy."""
     summary = inputs.tables.summary
     columns, rows = speedup_table(*telling_rows(summary))
     notes = [
@@ -192,7 +192,7 @@ _CONFIGURATIONS = (
 
 
 def configurations(inputs: PageInputs) -> PageTable:
-    """One row a configuration; an empty number has its reason in the last column."""
+    """One row per configuration; an empty number has its reason in the last column."""
     summary = inputs.tables.summary
     rows = [
         (

@@ -53,7 +53,7 @@ class FigureResults:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """One row a cell, as :data:`~ddlbench.report.tables.MEASUREMENTS`; may be empty.
+        """One row per cell, as :data:`~ddlbench.report.tables.MEASUREMENTS`; may be empty.
 
         Raises:
             ConfigError: the table cannot be read, or lacks the base of a cell.

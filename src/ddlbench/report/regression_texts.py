@@ -48,7 +48,7 @@ def verdicts(comparison: Comparison) -> str:
 
 
 def lines_of(comparison: Comparison, *, every_row: bool = False) -> list[str]:
-    """Lines of a terminal: the summary, a row a configuration with the worst first, remarks."""
+    """Lines of a terminal: the summary, a row per configuration with the worst first, remarks."""
     most = max(_MOST_ROWS, comparison.regressions)
     rows = comparison.rows if every_row else comparison.rows[:most]
     lines = paragraph(f"{summary(comparison)}.")

@@ -7,7 +7,7 @@
         result.json                   a run: its configuration, status, step
         steps.csv                     its steps, of which only the relative error is used
         failure.json                  a run that failed, where there is no result.json
-    reference.yaml                    or a row a configuration (experiment/reference.py)
+    reference.yaml                    or a row per configuration (experiment/reference.py)
 
 Where a file lies does not matter, as a result says what it is of. The same run twice counts once.
 """

@@ -44,7 +44,7 @@ _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """Speed, speed-up and memory of every configuration, or why there is none.
 
-    Without ``every_row`` a long table is one line a network.
+    Without ``every_row`` a long table is one line per network.
     """
     summary = read_tables(tables_dir).summary
     rows, differing = telling_rows(summary)
@@ -138,7 +138,7 @@ def _heading(column: str) -> str:
 
 
 def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
-    """One line a network, one column a strategy; empty where it does not fit the terminal.
+    """One line per network, one column per strategy; empty where it does not fit the terminal.
 
     Strategies that do not fit beside each other are in a further table, if that saves lines.
     """
@@ -167,7 +167,7 @@ def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> lis
 def speedup_table(
     rows: list[dict[Hashable, Any]], differing: list[str]
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
-    """Speed-ups of rows of the summary, a row a network, a column a strategy."""
+    """Speed-ups of rows of the summary, a row per network, a column per strategy."""
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}

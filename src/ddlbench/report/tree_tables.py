@@ -66,7 +66,7 @@ class TreeTables:
 
     @cached_property
     def cells(self) -> TreeTable:
-        """One row a cell that has a result or has failed."""
+        """One row per cell that has a result or has failed."""
         records = self._records()
         columns = (*CELLS, *setting_columns(), *_own_columns(records))
         return TreeTable("cells", columns, frame_of(records, columns))

@@ -3,7 +3,7 @@
 ::
 
     plan, site, reports of the ranks --> result.json      the cell's result
-                                         steps.csv        a row a step
+                                         steps.csv        a row per step
                                          partitions.csv   a row a partition, if there are any
                                          trace.json       for chrome://tracing or ui.perfetto.dev
 
@@ -239,7 +239,7 @@ def _rank_entry(report: RankReport) -> RankEntry:
 
 
 def steps_csv(reports: Sequence[RankReport]) -> str:
-    """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
+    """steps.csv: one row per step, warm-up (epoch 0) included; the slowest rank's seconds."""
     steps = reports[0].steps_per_epoch
     rows: list[list[Any]] = []
     warmup = [(r.warmup_step_s, r.warmup_load_s, r.warmup_loss) for r in reports]

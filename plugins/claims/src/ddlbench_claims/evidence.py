@@ -1,4 +1,4 @@
-"""Tidy rows on which claims are tested: one row a run, or a run and predictor.
+"""Tidy rows on which claims are tested: one row per run, or a run and predictor.
 
 ::
 
@@ -9,7 +9,7 @@
     gpipe_step.csv: spans of a step                                          kind span
 
 Every metric has ``<metric>_low`` and ``<metric>_high``, empty where there is no interval.
-:func:`ddlbench_claims.pooling.pooled` makes one row a configuration of them.
+:func:`ddlbench_claims.pooling.pooled` makes one row per configuration of them.
 """
 
 from __future__ import annotations

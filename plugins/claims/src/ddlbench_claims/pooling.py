@@ -1,4 +1,4 @@
-"""One row a configuration: its runs pooled, and between what each metric is known to lie.
+"""One row per configuration: its runs pooled, and between what each metric is known to lie.
 
 ::
 

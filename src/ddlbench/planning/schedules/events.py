@@ -453,7 +453,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class StageDurations:
-    """Durations that depend on the stage only; one number a stage, in seconds.
+    """Durations that depend on the stage only; one number per stage, in seconds.
 
     Args:
         forward_s, backward_s: of a pass; the backward pass of inputs and weights together.

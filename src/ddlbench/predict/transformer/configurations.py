@@ -65,7 +65,7 @@ from ddlbench.predict.constants import Array
 from ddlbench.predict.transformer.decoders import Decoders
 
 Numbers = NDArray[Any] | float
-"""A number, or one number a configuration."""
+"""A number, or one number per configuration."""
 
 RECOMPUTATIONS = ("none", "selective", "full")
 

@@ -112,7 +112,7 @@ EXPORTS: Registry[ExportFormat] = Registry(
             f"{_HERE}.duckdb:write", "tables cells, steps, ranks, links", "results.duckdb", "duckdb"
         ),
         "mlflow": ExportFormat(
-            f"{_HERE}.mlflow:write", "a run a cell", "mlruns", "mlflow", "mlflow-skinny"
+            f"{_HERE}.mlflow:write", "a run per cell", "mlruns", "mlflow", "mlflow-skinny"
         ),
         "openmetrics": ExportFormat(
             f"{_HERE}.openmetrics:write", "a gauge a number, for Prometheus", "ddlbench.prom"

@@ -61,7 +61,7 @@ _README = """# {title}
 
 {about}
 
-- `cells.csv`: a row a cell; `results/`: its files, and tables and figures.
+- `cells.csv`: a row per cell; `results/`: its files, and tables and figures.
 - `Snakefile`, `rules/`, `workflow/`, `config/`: the workflow, as ddlbench {version} has it; column
   `commit` of `cells.csv` names the commit that measured a cell.
 - `ro-crate-metadata.json`: all of this for programs (Workflow Run Crate).

@@ -243,7 +243,7 @@ _TUNING_COLUMNS = [
 
 
 def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
-    """One row a configuration of tuning.json, the fastest above.
+    """One row per configuration of tuning.json, the fastest above.
 
     All that were measured are shown, and the likeliest others.
     """

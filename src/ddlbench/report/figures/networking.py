@@ -2,7 +2,7 @@
 
 There is one figure for each quantity. The other two quantities have the value that most cells have
 (the base of the study), so a line varies one quantity only. A section is a dataset and geometry, a
-panel a network; colours are strategies (lighter shades are further variants), line styles batch
+panel per network; colours are strategies (lighter shades are further variants), line styles batch
 sizes. A panel says "not run" at a condition without a cell; lines end at the last measured one. A
 red cross is a cell that did not end in its time, as in the study's figures.
 

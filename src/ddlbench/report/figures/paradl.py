@@ -8,7 +8,7 @@
     published corrected measured        a group is a number of devices
 
 Beside a run of a cell that ParaDL measured, too, stands its printed bar, with a dashed edge. A row
-is a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's: 1 -
+is a network, a column per strategy; every panel has its own scale. Accuracy is ParaDL's: 1 -
 |projected - measured| / measured, which may be below zero. The same code draws our own runs and the
 published measurements.
 """

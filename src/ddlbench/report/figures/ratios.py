@@ -1,4 +1,4 @@
-"""Ratios of two trees of results, a row a configuration, the worst first.
+"""Ratios of two trees of results, a row per configuration, the worst first.
 
 ::
 

@@ -36,7 +36,7 @@ _FEW = 20
 
 
 def draw_runs(runs: TrainingRuns, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
-    """Predicted against measured steps, on one node and on many; one mark a run.
+    """Predicted against measured steps, on one node and on many; one mark per run.
 
     Runs are predicted with their model size held out; ``where`` is their source.
     """
