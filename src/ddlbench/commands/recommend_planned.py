@@ -78,15 +78,15 @@ def planned_questions_of(
     enter_project()
     check_given(values, ("network", "dataset"))
     cluster = planned_cluster(values, hardware, profile)
-    here = {**values, "fabric": _FABRIC}
+    on_default = {**values, "fabric": _FABRIC}
     site: Site = cluster.site
     questions: Sequence[Question] = [
-        question_of(here, text, experiment, site) for text in geometries(values)
+        question_of(on_default, text, experiment, site) for text in geometries(values)
     ]
     for question in questions:
         question.check_names()
     if profile is None:
-        layers_of(questions[0].network, questions[0].dataset)  # of one that cannot be, say so once
+        layers_of(questions[0].network, questions[0].dataset)  # raises once, not per candidate
     planned = PlannedQuestions(tuple(questions), site, cluster=cluster)
     cluster.device.peak(planned.precision)
     return planned
@@ -101,7 +101,9 @@ def planned_cluster(
 
 
 def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment | None]:
-    """The options with what ``--configfile`` says once, but for its site and fabric; and the file.
+    """The options, with the values of which ``--configfile`` has a single one; and the experiment.
+
+    Its site and fabric are not read.
 
     Raises:
         ConfigError: an option is of sites only, or the file is wrong.
@@ -112,7 +114,7 @@ def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment 
     file = values["configfile"]
     if file is None:
         return values, None
-    # Of a published figure the site may be left open, which decides nothing here.
+    # The file of a published figure may name no site; any will do, as data sheets replace it.
     experiment, _, rows = matrix_at(file, None if "site" in read_yaml(file) else _ANY_SITE)
     cells = [replace(row.cell, fabric=_FABRIC) for row in rows]
     given = completed({**values, "fabric": _FABRIC}, experiment, cells)
@@ -120,9 +122,10 @@ def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment 
 
 
 def is_decoder(network: str, dataset: str | None, *, by_software: bool = False) -> bool:
-    """Whether a name is a shape's, or nothing else that could be trained without a dataset.
+    """Whether a name stands for the shape of a decoder, and not for a network with a dataset.
 
-    ``by_software``: software of transformers is given, so that one of ours counts as its shape.
+    With ``by_software``, software that trains transformers is given: then a network of ours that is
+    a transformer counts as its shape.
     """
     if is_shape(network):
         return True

@@ -10,7 +10,7 @@ A network computes in float64, or with a measured tolerance::
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
@@ -30,8 +30,8 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 _SAFETY = 16  # times what moved weights change
 _ULPS = 8  # of the largest value of a tensor
-_LEAST = {8: 1e-10, 4: 1e-6, 2: 0.0}  # bytes of a number -> no tolerance is below
-_MOVED_ULPS = 16  # of weights; only 1 of coarse types, where 16 would be much of a weight
+_LEAST = {8: 1e-10, 4: 1e-6, 2: 0.0}  # bytes of a number -> least tolerance
+_MOVED_ULPS = 16  # of weights; a coarse type moves by 1, as 16 would be much of a weight
 _COARSE_EPS = 1e-4
 
 
@@ -60,27 +60,29 @@ class _Narrow(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.met = False
+        self.is_narrow = False
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for value in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(value, Tensor) and not _is_exact(value.dtype):
-                self.met = True
-        return made
+        outputs = func(*args, **(kwargs or {}))
+        for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+            if isinstance(output, Tensor) and not _is_64_bit(output.dtype):
+                self.is_narrow = True
+        return outputs
 
 
-def _is_exact(dtype: torch.dtype) -> bool:
-    wide = dtype in (torch.float64, torch.complex128)
-    return wide or not (dtype.is_floating_point or dtype.is_complex)
+def _is_64_bit(dtype: torch.dtype) -> bool:
+    """Whether floats of this type have 64 bits; also of a type without floats."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return dtype in (torch.float64, torch.complex128)
+    return True
 
 
 def trains_in_float64(
     make: Callable[[], nn.Module], inputs: Tensor, labels: Tensor, loss_function: Loss
 ) -> bool:
-    """Whether a whole pass of the network computes in float64 once its weights do.
+    """Whether a network with weights in float64 computes a whole pass in float64.
 
-    ``make`` builds the network anew. Of ``inputs`` (N, ...) floats are in float64.
+    ``make`` builds the network anew. ``inputs`` (N, ...) are float64 if they are floats.
     """
     try:
         network = in_float64(make()).train()
@@ -89,7 +91,7 @@ def trains_in_float64(
         loss_function(outputs, labels).backward()
     except Exception:  # a type that the network fixes meets another one
         return False
-    return not narrow.met
+    return not narrow.is_narrow
 
 
 @torch.no_grad()
@@ -184,10 +186,10 @@ def explain(failure: RanksFailedError, limit_s: float) -> TrialError:
     """Why a world of ranks ended: the rank that failed first by itself, not those that lost it."""
     if failure.hung and not failure.ends:
         return TrialError(Kind.FAILED, f"the ranks hang: no end after {limit_s:.0f} s", "hang")
-    return min((_of_rank(end) for end in failure.ends), key=_urgency)
+    return min(map(_rank_error, failure.ends), key=_urgency)
 
 
-def _of_rank(end: RankEnd) -> TrialError:
+def _rank_error(end: RankEnd) -> TrialError:
     if isinstance(end.error, TrialError):
         return end.error
     if end.exit_code is None:
@@ -199,12 +201,11 @@ def _of_rank(end: RankEnd) -> TrialError:
 
 
 def _urgency(error: TrialError) -> int:
-    """Least for what explains the other ranks' errors."""
-    order: Sequence[bool] = (
-        error.outcome == "wrong input",
-        error.outcome == Kind.UNSUPPORTED,
-        error.code == "rank_killed",
-        error.code != _LOST,
-        True,
-    )
-    return order.index(True)
+    """Least for the error that explains those of the other ranks."""
+    if error.outcome == "wrong input":
+        return 0
+    if error.outcome == Kind.UNSUPPORTED:
+        return 1
+    if error.code == "rank_killed":
+        return 2
+    return 4 if error.code == _LOST else 3

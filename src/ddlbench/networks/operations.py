@@ -8,8 +8,8 @@
                ...
 
 Operations run on the device "meta": shapes only. Views cost nothing and are left out. Equal
-operations of a block are one row with their count. ``make tables`` writes those of built-in
-networks to ``planning/layer_table.csv``; others are traced when they are wanted.
+operations of a block are one row with their count. ``make tables`` writes the rows of built-in
+networks to ``planning/layer_table.csv``. Other networks are traced when they are needed.
 """
 
 from __future__ import annotations
@@ -65,13 +65,12 @@ class _Operations(TorchDispatchMode):
         packet = func.overloadpacket
         if func.is_view or packet.__name__.startswith(_SHAPES_ONLY):
             return outputs
-        given, made = _tensors((args, kwargs or {})), _tensors(outputs)
-        if (
-            max((tensor.numel() for tensor in made), default=0) < _SAMPLES
-        ):  # counters, random states
+        inputs = _tensors((args, kwargs or {}))
+        output_items = max((tensor.numel() for tensor in _tensors(outputs)), default=0)
+        if output_items < _SAMPLES:  # counters, random states
             return outputs
-        weights = [tensor for tensor in given if _storage(tensor) in self._weights]
-        passing = [tensor for tensor in given if _storage(tensor) not in self._weights]
+        weights = [tensor for tensor in inputs if _storage(tensor) in self._weights]
+        activations = [tensor for tensor in inputs if _storage(tensor) not in self._weights]
         count = flop_registry.get(packet)
         operations = count(*args, **(kwargs or {}), out_val=outputs) if count else 0
         frozen = [self._frozen[place] for t in weights if (place := _storage(t)) in self._frozen]
@@ -81,8 +80,8 @@ class _Operations(TorchDispatchMode):
             (
                 _kind(packet.__name__, args, operations),
                 operations // _SAMPLES,
-                sum(tensor.numel() for tensor in passing) // _SAMPLES,
-                max(tensor.numel() for tensor in made) // _SAMPLES,
+                sum(tensor.numel() for tensor in activations) // _SAMPLES,
+                output_items // _SAMPLES,
                 sum(tensor.numel() for tensor in weights),
             )
         )
@@ -98,7 +97,7 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
     Raises:
         ConfigError: a frozen weight is multiplied, or a layer is recurrent.
     """
-    passing = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
+    activation = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
     fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
@@ -112,25 +111,25 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
                 saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
             return tensor
 
-        passing = passing.detach()
-        if passing.is_floating_point() and rows:
-            passing.requires_grad_()
-        kept = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with torch.enable_grad(), _Operations(network) as seen, kept:
-            passing = block(passing)
-        held = (passing.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
-        rows += _rows_of_block(name, block, seen.rows, held)
+        activation = activation.detach()
+        if activation.is_floating_point() and rows:
+            activation.requires_grad_()
+        hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.enable_grad(), _Operations(network) as operations, hooks:
+            activation = block(activation)
+        sizes = (activation.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
+        rows += _rows_of_block(name, block, operations.rows, sizes)
     return rows
 
 
 def _rows_of_block(
-    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], held: tuple[int, int]
+    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], sizes: tuple[int, int]
 ) -> Iterator[tuple[Any, ...]]:
     weights = list(block.parameters())
     tensors = " ".join(str(weight.numel() * 4) for weight in weights if weight.requires_grad)
     fixed = [*block.buffers(), *(weight for weight in weights if not weight.requires_grad)]
     buffers = sum(tensor.nbytes for tensor in fixed)
-    facts: tuple[Any, ...] = (tensors, buffers, *held)
+    facts: tuple[Any, ...] = (tensors, buffers, *sizes)
     for row, times in (Counter(rows) or {("none", 0, 0, 0, 0): 1}).items():
         yield (name, *row, times, *facts)
         facts = ("", 0, 0, 0)
@@ -178,7 +177,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _lacks_kernel(error: BlockFails) -> bool:
-    """Whether a device may run the block that this processor cannot."""
+    """Whether another device may run the block, for which this processor has no kernel."""
     cause = error.__cause__
     return isinstance(cause, NotImplementedError) or _NO_KERNEL.search(str(cause)) is not None
 

@@ -53,11 +53,11 @@ _OURS = [*KEYS, "measured", "bed", "repeats", "setting", "status"]
 _DIGITS = "%.4g"
 _WHERE = "a table of docs/papers"
 _GUESSED = "not named"
-_TWO = "Horovod or GPipe"  # how the kind of such cases of Table 8.1 ends
+_TWO_CANDIDATES = "Horovod or GPipe"  # how the kind of a case of Table 8.1 ends
 
 
 def bed_of(device_kind: str, processors: str) -> str:
-    """What cells were measured on, in the words of claims; their own where those know none."""
+    """What cells were measured on, in the words of claims, or else the kind of device."""
     device = device_of([processors, device_kind])
     return device_kind if device is None else device.bed
 
@@ -90,10 +90,10 @@ def _finished(both: pd.DataFrame, figure: str) -> pd.DataFrame:
     theirs, measured = (
         pd.to_numeric(both[name], errors="coerce") for name in ("published", "measured")
     )
-    # Where the print leaves open what a number is of, whoever read it has guessed.
-    named = ~both["how"].fillna("").str.contains(_GUESSED, regex=False)
-    comparable = (theirs > 0) & (measured > 0) & (both["quantity"] != EXTRA) & named
-    made = both.assign(
+    # Where the print does not say what a number is of, its reader has guessed.
+    is_named = ~both["how"].fillna("").str.contains(_GUESSED, regex=False)
+    comparable = (theirs > 0) & (measured > 0) & (both["quantity"] != EXTRA) & is_named
+    rows = both.assign(
         figure=figure,
         published=theirs,
         measured=measured,
@@ -101,9 +101,8 @@ def _finished(both: pd.DataFrame, figure: str) -> pd.DataFrame:
         devices=[math.prod(parse_geometry(str(name), _WHERE)) for name in both["geometry"]],
         remark=[_remark(row) for row in both.to_dict("records")],
     )
-    return made.assign(alone=made["ratio"].isna()).sort_values("alone", kind="stable")[
-        list(COLUMNS)
-    ]
+    rows = rows.sort_values("ratio", key=pd.isna, kind="stable")
+    return rows[list(COLUMNS)]
 
 
 def _remark(row: dict[Any, Any]) -> str:
@@ -247,7 +246,7 @@ def _micro_batches(results: FigureResults, name: str) -> pd.DataFrame:
 
 
 def _slow_down(site: str) -> float:
-    """By which a site slows its emulated devices down; 1 of real ones, and of a site elsewhere."""
+    """How much slower a site emulates its devices; 1 for real ones, and for an unknown site."""
     try:
         accelerator = load_site(site).accelerator
     except ConfigError:
@@ -259,7 +258,9 @@ def _choices(results: FigureResults, name: str) -> pd.DataFrame:
     """The thesis' recommender among its two candidates; each epoch at its own batch."""
     needed = (*_CASE, "nodes", "devices_per_node", "recommender", "kind", "extra_time")
     rows = _measured(results, name, needed)
-    of_thesis = (rows["recommender"] == "thesis") & rows["kind"].astype(str).str.endswith(_TWO)
+    of_thesis = (rows["recommender"] == "thesis") & rows["kind"].astype(str).str.endswith(
+        _TWO_CANDIDATES
+    )
     rows = rows[of_thesis]
     geometry = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
     return _ours(rows.assign(strategy=RECOMMENDED, geometry=geometry), EXTRA, "extra_time")
@@ -284,8 +285,9 @@ def _measured(results: FigureResults, name: str, needed: Sequence[str]) -> pd.Da
     made = {"bed": ", ".join(dict.fromkeys(cells["bed"])), "repeats": cells["repeats"].min()}
     made["setting"] = [f"batch {batch:g}" for batch in rows.get("batch_size", ())] or ""
     marks = rows["mark"].astype(object).fillna("") if "mark" in rows else ""
-    rows = rows.assign(**{key: value for key, value in made.items() if key not in rows})
-    rows = rows.assign(status=marks)
+    rows = rows.assign(
+        **{key: value for key, value in made.items() if key not in rows}, status=marks
+    )
     return rows.assign(status=rows["status"].replace("", Status.OK.value))
 
 

@@ -77,7 +77,7 @@ class CarryForward(BuiltInPredictor):
         steps_s = [m.step_s for m in smaller if m.cell.with_(repeat=0) == smallest.with_(repeat=0)]
         return Prediction(
             self.name,
-            compute_s=median(steps_s) * _share(cell) / _share(smallest),
+            compute_s=median(steps_s) * _worker_batch(cell) / _worker_batch(smallest),
             limits=("further devices cost nothing",),
             notes=joined(note, f"carried from {smallest.geometry}, batch {smallest.batch_size}"),
         )
@@ -127,9 +127,9 @@ class DataExtrapolation(BuiltInPredictor):
 
         T = median of the first few measured steps of repeat 0
 
-    Where a strategy communicates once in H steps, the median is of whole rounds of H.
-    It is scored against the other repeats, which are separate jobs. A cell with a single repeat
-    cannot score it. Reconstructed: the number of batches. The thesis gives only the idea.
+    Where a strategy communicates once in H steps, the median is of whole rounds of H. The other
+    repeats, which are separate jobs, score it. A cell with a single repeat has
+    no score. Reconstructed: the number of batches. The thesis gives only the idea.
     """
 
     name = "data-extrapolation"
@@ -154,7 +154,7 @@ class DataExtrapolation(BuiltInPredictor):
         raise NotPredictable("the cell's repeat 0 has no measured steps")
 
 
-_kind_of = attrgetter(
+_comparable_fields = attrgetter(
     "dataset", "network", "strategy", "precision", "threads_per_device", "loader_workers",
     "data_format", "options",
 )  # fmt: skip
@@ -168,11 +168,11 @@ def _comparable(inputs: CellInputs, strategy: str = "") -> list[Measured]:
     cell = inputs.cell
     if strategy:
         cell = cell.with_(strategy=strategy, options=())
-    kind = _kind_of(cell)
-    return [measured for measured in inputs.history if _kind_of(measured.cell) == kind]
+    fields = _comparable_fields(cell)
+    return [m for m in inputs.history if _comparable_fields(m.cell) == fields]
 
 
-def _share(cell: Cell) -> float:
+def _worker_batch(cell: Cell) -> float:
     return cell.batch_size / workers_of(cell)
 
 
