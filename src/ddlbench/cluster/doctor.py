@@ -1,4 +1,4 @@
-"""`ddlbench site doctor`: what this node tells of a site, then what nodes tell inside a small job.
+"""`ddlbench site doctor`: checks a site on this node, then on nodes inside a small job.
 
 ::
 
@@ -43,6 +43,7 @@ _JOB_MINUTES = 10
 _POLL_S = 2.0
 _SUBMIT_S = 60.0  # a busy controller takes its time
 _OUTPUT = "job.txt"
+_CLOCKS_APART_S = 5.0
 
 
 def examine(
@@ -85,11 +86,11 @@ def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: st
             state = report["p2p_state"]
             ok, absent = state != "wrong", state == "absent"
             findings.append(Finding(f"{report['host']}: {P2P}", ok, report["p2p"], doubtful=absent))
-    return findings + _alike(reports)
+    return findings + _differences(reports)
 
 
-def _alike(reports: list[dict[str, Any]]) -> list[Finding]:
-    """What should be the same on all nodes: Python, ddlbench, and the clock."""
+def _differences(reports: list[dict[str, Any]]) -> list[Finding]:
+    """Nodes whose Python, ddlbench or clock is not that of the others."""
     findings = []
     for key, what in (("python", "Python"), ("ddlbench", "ddlbench")):
         values = [(report["host"], report[key]) for report in reports]
@@ -106,9 +107,6 @@ def _alike(reports: list[dict[str, Any]]) -> list[Finding]:
         )
         findings.append(Finding("clocks", True, says, doubtful=True))
     return findings
-
-
-_CLOCKS_APART_S = 5.0
 
 
 def _torch(site: Site, report: dict[str, Any]) -> Finding:

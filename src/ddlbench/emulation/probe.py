@@ -219,12 +219,13 @@ def one_way_delay(
 ) -> float | None:
     """One-way delay between a pair of ends in seconds; None if too few echoes came back.
 
-    This is half the median round trip, less the time in which the two links transmit the echo: the
-    setting counts from its last bit, and at low rates this time matters.
+    This is half the median round trip, less the time in which the two links transmit the echo. The
+    setting counts from the last bit of a packet, and at low rates this time matters.
     """
     echoes = min(_MOST_ECHOES, math.ceil(_ECHOES / (1 - condition.loss) ** 2))
     round_trips_s = ping(
-        *(ends, *pair),
+        ends,
+        *pair,
         count=echoes,
         interval_s=_ECHO_INTERVAL_S,
         wait_s=1.0 + 3 * condition.latency_s,

@@ -55,7 +55,7 @@ _MOST_READ = 500  # files, while a user waits
 
 @dataclass(frozen=True)
 class UserParts:
-    """What was found out about the user's own networks and data.
+    """What a look at the user's networks and data told.
 
     Args:
         operations: of the forward pass of one sample, by network and dataset.
@@ -150,7 +150,7 @@ class ExpectedTime:
 
     @cached_property
     def _rates(self) -> dict[str, float]:
-        """Operations a second: of each strategy, and of all with the profiles (empty name)."""
+        """Operations a second, by strategy; under the empty name those of all cells or profiles."""
         rates = [
             (result.cell.strategy, operations / result.step_s)
             for result in self._here
@@ -187,7 +187,7 @@ class ExpectedTime:
 
     def _profiled_step_s(self, cell: Cell) -> float | None:
         try:
-            if self._accelerator is not None:  # its devices take the time of a table that is there
+            if self._accelerator is not None:  # emulated devices take the time of their table
                 table = table_for(self._accelerator, cell.dataset, cell.network)
                 return self._accelerator.slow_down * sum(table.pass_s(cell.batch_size))
             key = ProfileKey.of(cell)
@@ -205,7 +205,7 @@ class ExpectedTime:
 
     @staticmethod
     def _keys(cell: Cell) -> tuple[tuple[Likeness, tuple[object, ...]], ...]:
-        """List what a cell may be known by, the most alike first."""
+        """Each likeness with the key that cells alike in it share; the most alike first."""
         data = (cell.dataset, cell.data_source, cell.data_scale)
         work = (*data, cell.network, cell.epochs, cell.max_steps)
         return (
@@ -273,8 +273,8 @@ def finished_of(cell_ids: Iterable[str], site: str, results_root: Path = RESULTS
         try:
             result = cell_result(path, site, cell_id)
         except InvalidResult as error:
-            why = str(error).removeprefix(f"{path}: ")
-            (left if _stays(error) else invalid)[cell_id] = why
+            faults = left if _stays(error) else invalid
+            faults[cell_id] = str(error).removeprefix(f"{path}: ")
             continue
         if result is None:
             continue
@@ -297,7 +297,7 @@ def _absent(path: Path) -> bool:
 
 
 def _stays(error: InvalidResult) -> bool:
-    """Whether the file may be a good result of its cell all the same."""
+    """Whether the file may still be a good result of its cell, and so is not put aside."""
     cause = error.__cause__
     unreadable = isinstance(cause, OSError) and not isinstance(cause, IsADirectoryError)
     return unreadable or isinstance(error, NewerResult)

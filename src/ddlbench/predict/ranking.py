@@ -177,7 +177,7 @@ _LEAST_SPREAD = 0.01
 _SURPRISE = 3.0  # spreads
 
 
-def alike(families: Sequence[str]) -> np.ndarray:
+def error_correlation(families: Sequence[str]) -> np.ndarray:
     """Correlation of the errors of strategies, by family; an assumption until cells tell."""
     names = np.asarray(families)
     same = names[:, None] == names[None, :]
@@ -444,7 +444,11 @@ def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
         if c.belief is not None and c.belief.basis == "measured"
     }
     beliefs = iter(
-        informed(expected, measured, alike([known_strategy(c.strategy).family for c in known]))
+        informed(
+            expected,
+            measured,
+            error_correlation([known_strategy(c.strategy).family for c in known]),
+        )
     )
     return [replace(c, belief=next(beliefs)) if c in known else c for c in candidates]
 

@@ -233,11 +233,11 @@ def fitted(
     ]
     names = set(_OF_PROFILE) if networks else set()
     if runs is not None:
-        parts.append((partial(run_s, runs), runs.step_s, _alike(runs.device)))
+        parts.append((partial(run_s, runs), runs.step_s, _equal_weights(runs.device)))
         kinds.append(runs.device)
         names |= {*_OF_RUNS, "memory_share"}
     if eager is not None:
-        parts.append((partial(eager_s, eager), eager.step_s, _alike(eager.network)))
+        parts.append((partial(eager_s, eager), eager.step_s, _equal_weights(eager.network)))
         kinds.append(np.char.add("eager ", eager.network))
         names |= {*_OF_PROFILE, *_OF_EAGER} - {"timed_call_s"}
     seconds = np.concatenate([part[1] for part in parts])
@@ -257,8 +257,8 @@ def fitted(
     return constants.fitted_to(fitted)
 
 
-def _alike(names: Sequence[str] | Array) -> Array:
-    """Weights of rows: each name weighs alike, however many rows it has."""
+def _equal_weights(names: Sequence[str] | Array) -> Array:
+    """Weights of rows: every name weighs the same, however many rows it has."""
     _, place, counts = np.unique(names, return_inverse=True, return_counts=True)
     return np.asarray(_WEIGHT / counts[place])
 

@@ -6,17 +6,17 @@
                       ^                                                              |
                       '---- its error moves what is believed of the others <---------'
 
-The gain of a configuration that is believed to take ``x`` a sample, where the best measured one
-takes ``b``, is how much faster it would be, expected over what is not known of it::
+The expected gain of a configuration is its expected improvement (Jones et al. 1998, eq. 15). Where
+it takes ``x`` seconds a sample, and the best measured configuration takes ``b``::
 
     E[max(0, log b - log x)] = s (z Phi(z) + phi(z)),    z = (log b - log m) / s
 
-with the median m and the spread s of the belief (expected improvement, Jones et al. 1998, eq. 15).
-The search ends when no configuration is expected to gain half a percent.
+with the median m and the spread s of the belief about x. The search ends when no configuration is
+expected to gain half a percent.
 
-Trials are asked for and told in a study of Optuna, whose own samplers may take the rule's place, to
-compare with. Each trial is an ordinary cell at its ordinary path: nothing is measured twice, and a
-search that was killed goes on where it was.
+Trials are kept in a study of Optuna. Its samplers may replace this rule, to compare with it. Each
+trial is an ordinary cell at its ordinary path: nothing is measured twice, and a search that was
+killed goes on where it was.
 
 A strategy has these configurations::
 
@@ -68,10 +68,7 @@ _MOST = 2000
 
 @dataclass(frozen=True)
 class Configuration:
-    """One cell to choose from.
-
-    ``values`` are of everything that varies, defaults included.
-    """
+    """One cell to choose from; ``values`` has everything that varies, defaults included."""
 
     values: Values
     candidate: Candidate
@@ -182,17 +179,12 @@ def _cell(question: Question, strategy: str, values: Values) -> Cell:
     return replace(question, batch_size=batch_size, options=written).cell(strategy)
 
 
-def alike(configurations: Sequence[Configuration]) -> np.ndarray:
-    """Correlation of the errors of their predictions, by how many options differ."""
-    names = list(configurations[0].values) if configurations else []
-    columns = [
-        np.array([str(configuration.values[name]) for configuration in configurations])
-        for name in names
-    ]
-    differing = sum(
-        ((column[:, None] != column[None, :]).astype(float) for column in columns),
-        start=np.zeros((len(configurations), len(configurations))),
-    )
+def error_correlation(configurations: Sequence[Configuration]) -> np.ndarray:
+    """Correlation of the errors of their predictions, by how many options differ; (n, n)."""
+    differing = np.zeros((len(configurations), len(configurations)))
+    for name in configurations[0].values if configurations else ():
+        column = np.array([str(configuration.values[name]) for configuration in configurations])
+        differing += column[:, None] != column[None, :]
     matrix: np.ndarray = _ONE_OPTION**differing
     return matrix
 
@@ -221,47 +213,42 @@ class Tuning:
     stopped: str = ""
 
     @property
-    def open(self) -> list[Configuration]:
+    def eligible(self) -> list[Configuration]:
         """Configurations that may be the best: they run and fit, as far as is known."""
-        failed = [trial for trial in self.trials if trial.status != Status.OK]
-        out = {trial.cell_id for trial in failed}
-        sizes = self._sizes_that_failed(failed)
+        failed = {trial.cell_id for trial in self.trials if trial.status != Status.OK}
+        too_large_bytes = self._too_large_bytes()
         return [
             configuration
             for configuration in self.configurations
             if configuration.expected is not None
             and not configuration.why
-            and short_cell(configuration.cell).id not in out
-            and (configuration.memory_bytes is None or configuration.memory_bytes < sizes)
+            and short_cell(configuration.cell).id not in failed
+            and (configuration.memory_bytes is None or configuration.memory_bytes < too_large_bytes)
         ]
 
-    def _sizes_that_failed(self, failed: Sequence[Trial]) -> float:
-        """What needs at least so many bytes will not fit either."""
-        out = {trial.cell_id for trial in failed if trial.status == Status.OUT_OF_MEMORY}
+    def _too_large_bytes(self) -> float:
+        """The least predicted memory of a trial that did not fit; infinite without such a trial."""
+        failed = {trial.cell_id for trial in self.trials if trial.status == Status.OUT_OF_MEMORY}
         return min(
             (
                 configuration.memory_bytes
                 for configuration in self.configurations
                 if configuration.memory_bytes is not None
-                and short_cell(configuration.cell).id in out
+                and short_cell(configuration.cell).id in failed
             ),
             default=math.inf,
         )
 
     def beliefs(self) -> list[tuple[Configuration, Belief]]:
         """Seconds a sample of what may be the best, the fastest first."""
-        running = self.open
+        running = self.eligible
         measured = {
             place: from_runs(runs)
             for place, configuration in enumerate(running)
             if (runs := configuration.runs(self.history))
         }
-        expected = [
-            configuration.expected
-            for configuration in running
-            if configuration.expected is not None
-        ]
-        known = informed(expected, measured, alike(running))
+        expected = [c.expected for c in running if c.expected is not None]
+        known = informed(expected, measured, error_correlation(running))
         return sorted(zip(running, known, strict=True), key=lambda pair: pair[1].step_s)
 
     @property
@@ -327,10 +314,9 @@ def _entry(configuration: Configuration, belief: Belief) -> dict[str, Any]:
 
 
 def gain(belief: Belief, best_s: float) -> float:
-    """Expected gain over a measured configuration, in parts of it; see the module.
+    """Expected gain of a predicted configuration, as a share of the best measured one.
 
-    Both are seconds a sample: of a configuration that is only predicted, and of the best measured
-    one.
+    Both are in seconds a sample. The module has the equation.
     """
     ahead = math.log(best_s / belief.step_s)
     z = ahead / belief.spread
@@ -371,10 +357,10 @@ def tune(
         limits: when to stop.
         done: the result of a cell that was measured before, for instance by a search that was
             killed; it counts as one of this search.
-        sampler: one of :data:`SAMPLERS`; but for the first, only limits end the search.
+        sampler: one of :data:`SAMPLERS`; with all but the first, only limits end the search.
     """
     tuning, study = Tuning(configurations, history()), _Study(configurations, sampler)
-    for configuration in tuning.open:
+    for configuration in tuning.eligible:
         if (before := done(short_cell(configuration.cell))) is not None:
             tuning.trials.append(Trial.of(before.cell, before))
             study.tell(study.enqueued(configuration), before)
@@ -420,7 +406,7 @@ class _Study:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._failed = optuna.trial.TrialState.FAIL
-        self._own_rule = sampler == BY_PREDICTOR
+        self._by_predictor = sampler == BY_PREDICTOR
         self._by_values = {
             tuple(configuration.values.items()): configuration for configuration in configurations
         }
@@ -443,14 +429,14 @@ class _Study:
     def ask(
         self, tuning: Tuning, following: Configuration
     ) -> tuple[Configuration, optuna.Trial] | None:
-        """What to measure: ``following``, or what an own sampler of Optuna wants.
+        """What to measure: ``following``, or what Optuna's sampler proposes.
 
-        None if that asks for nothing that is new and can run.
+        None if the sampler proposes nothing that is new and can run.
         """
-        if self._own_rule:
+        if self._by_predictor:
             return following, self.enqueued(following)
         tried = {trial.cell_id for trial in tuning.trials}
-        running = tuning.open
+        running = tuning.eligible
         for _ in range(_ASKS):
             trial = self._study.ask(self._space)
             configuration = self._by_values.get(tuple(trial.params.items()))
@@ -464,7 +450,7 @@ class _Study:
         return None
 
     def tell(self, trial: optuna.Trial, ended: Glance | None) -> None:
-        """How it ended; None if it left no result."""
+        """Record how a trial ended; None if it left no result."""
         if ended is not None and ended.status == Status.OK and ended.step_s:
             self._study.tell(trial, ended.cell.batch_size / ended.step_s)
         else:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ddlbench.predict.ranking import OTHER_FAMILY, SAME_FAMILY, Belief, alike, informed
+from ddlbench.predict.ranking import OTHER_FAMILY, SAME_FAMILY, Belief, error_correlation, informed
 
 PREDICTED = [Belief(1.0, 0.2, "predicted"), Belief(2.0, 0.1, "predicted")]
 
@@ -33,7 +33,7 @@ def test_strangers_stay_as_they_were() -> None:
 
 
 def test_a_noisy_run_says_less() -> None:
-    correlation = alike(["pipeline", "pipeline"])
+    correlation = error_correlation(["pipeline", "pipeline"])
     sure = informed(PREDICTED, {0: Belief(1.3, 0.001, "measured", 1)}, correlation)[1]
     noisy = informed(PREDICTED, {0: Belief(1.3, 0.2, "measured", 1)}, correlation)[1]
     assert 2.0 < noisy.step_s < sure.step_s
@@ -43,7 +43,7 @@ def test_a_noisy_run_says_less() -> None:
 def test_many_are_what_draws_say() -> None:
     """Among draws of all errors, those near the measured ones have the mean and spread told."""
     spreads = np.array([0.2, 0.1, 0.3])
-    correlation = alike(["pipeline", "pipeline", "data parallel"])
+    correlation = error_correlation(["pipeline", "pipeline", "data parallel"])
     covariance = correlation * np.outer(spreads, spreads)
     draws = np.random.default_rng(1).multivariate_normal([0.0] * 3, covariance, 400_000)
     near = draws[abs(draws[:, 0] - 0.1) < 0.01]
@@ -55,14 +55,14 @@ def test_many_are_what_draws_say() -> None:
 
 
 def test_a_surprise_counts_as_three_spreads() -> None:
-    correlation = alike(["pipeline", "pipeline"])
+    correlation = error_correlation(["pipeline", "pipeline"])
     far = informed(PREDICTED, {0: Belief(99.0, 1e-9, "measured", 1)}, correlation)[1]
     three = informed(PREDICTED, {0: Belief(math.exp(0.6), 1e-9, "measured", 1)}, correlation)[1]
     assert far.step_s == pytest.approx(three.step_s)
 
 
 def test_families_are_alike() -> None:
-    matrix = alike(["pipeline", "data parallel", "pipeline"])
+    matrix = error_correlation(["pipeline", "data parallel", "pipeline"])
     assert matrix[0, 2] == SAME_FAMILY
     assert matrix[0, 1] == OTHER_FAMILY
     assert (np.diag(matrix) == 1).all()

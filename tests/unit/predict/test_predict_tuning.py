@@ -17,8 +17,8 @@ from ddlbench.predict.prediction import Measured
 from ddlbench.predict.ranking import Belief
 from ddlbench.predict.recommend import Limits, short_cell
 from ddlbench.predict.tuning import (
-    alike,
     configurations,
+    error_correlation,
     gain,
     next_of,
     tune,
@@ -171,7 +171,7 @@ def test_gain_is_that_of_draws() -> None:
 
 def test_configurations_that_differ_in_fewer_options_are_more_alike(tmp_path) -> None:
     bed = Bed(tmp_path, values={"chunks": (2, 4), "replicas": (1, 2)})
-    matrix = alike(bed.configurations)
+    matrix = error_correlation(bed.configurations)
     order = {
         (configuration.values["chunks"], configuration.values["replicas"]): at
         for at, configuration in enumerate(bed.configurations)

@@ -61,6 +61,7 @@ _TABLE = [
 ]  # fmt: skip
 _ENDS = ("measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s")
 _COMPUTED = "are computed from its delay"
+_FABRIC_MM = 9.0  # of the x axis, so that names of fabrics stand upright
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
@@ -91,8 +92,9 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         sections,
         footer=footer(shown_cells(predicted, shown), context, _sentences(shown)),
         size=PanelSize(
-            min_width=max(40.0, 9.0 * len(fabrics)), height=30.0, left=13.0, between=4.0,
-            bottom=lambda width: 5.0 if width >= 9.0 * len(fabrics) else 12.0, max_width=90.0,
+            min_width=max(40.0, _FABRIC_MM * len(fabrics)), height=30.0, left=13.0, between=4.0,
+            bottom=lambda width: 5.0 if width >= _FABRIC_MM * len(fabrics) else 12.0,
+            max_width=90.0,
         ),
         share_y=True,
     )  # fmt: skip
@@ -166,7 +168,7 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
     log_y(axes, limits, 8)
     axes.set_xlim(-0.5, len(fabrics) - 0.5)
     axes.set_xticks(range(len(fabrics)), fabrics)
-    if 9.0 * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
+    if _FABRIC_MM * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
         turn_labels(axes, 30)
     axes.tick_params(axis="x", length=0)
 
@@ -220,32 +222,32 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
     ``ideal_factor`` is (W + m - 1) / (W m) for W devices and m micro-batches (Eq. 6.1). The thesis
     gives epochs; their samples a second are the dataset's images over the epoch.
     """
-    rows = [_of_6_1(row) for row in rows_of(_pipelines(predictions))]
-    rows += [_of_thesis(row) for row in rows_of(published.micro_batches())] if rows else []
+    rows = [_our_row(row) for row in rows_of(_pipelines(predictions))]
+    rows += [_thesis_row(row) for row in rows_of(published.micro_batches())] if rows else []
     return pd.DataFrame(rows, columns=list(_COLUMNS_6_1))
 
 
-def _of_6_1(row: Any) -> dict[str, Any]:
+def _our_row(row: Any) -> dict[str, Any]:
     same = ("strategy", "network", "dataset", "batch_size", "chunks", "predictor", "signed_error")
     return {
         **{name: getattr(row, name) for name in same},
         "source": "measured here",
         "geometry": f"{row.nodes}x{row.devices_per_node}",
         "micro_batch": row.batch_size // row.chunks,
-        "ideal_factor": _factor(row.nodes * row.devices_per_node, row.chunks),
+        "ideal_factor": _ideal_factor(row.nodes * row.devices_per_node, row.chunks),
         "measured_samples_per_s": row.batch_size / row.measured_step_s,
         "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
         "mark": "" if row.status == Status.OK else row.status,
     }
 
 
-def _of_thesis(row: Any) -> dict[str, Any]:
+def _thesis_row(row: Any) -> dict[str, Any]:
     same = ("network", "dataset", "geometry", "batch_size", "chunks", "micro_batch")
     return {
         **{name: getattr(row, name) for name in same},
         "source": f"{published.CITATION}, {row.where} ({row.hardware})",
         "strategy": "gpipe",
-        "ideal_factor": _factor(4, row.chunks),
+        "ideal_factor": _ideal_factor(4, row.chunks),
         "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,
         "mark": "",
     }
@@ -298,7 +300,7 @@ def _pipelines(predictions: pd.DataFrame) -> pd.DataFrame:
     return rows.astype({"measured_step_s": float, "predicted_step_s": float})
 
 
-def _factor(workers: int, chunks: int) -> float:
+def _ideal_factor(workers: int, chunks: int) -> float:
     return (workers + chunks - 1) / (workers * chunks)
 
 
