@@ -63,7 +63,7 @@ SPARE_MINUTES = 5
 
 
 def data_minutes(site: Site) -> int:
-    """Minutes of that job to make its data."""
+    """Minutes of a cell's job in which it makes its data."""
     return math.ceil(site.stage_timeout_s / 60)
 
 
@@ -149,11 +149,15 @@ _BY_GEOMETRY = {"nodes", "mpi", "tasks", "tasks_per_node", "gres", "mem_mb"}
 
 def same_for_all(site: Site) -> dict[str, Any]:
     """Fields of a request that have one value for all geometries of a site."""
+    varying = set(_BY_GEOMETRY)
+    if site.launcher == "local":
+        varying -= {"mpi", "gres"}
+    if not site.memory_per_device_mb:
+        varying -= {"mem_mb"}
+    if not site.slurm.gres:
+        varying -= {"gres"}
     fields = vars(request(1, 1, site))
-    none = {"mpi", "gres"} if site.launcher == "local" else set()
-    none |= set() if site.memory_per_device_mb else {"mem_mb"}
-    none |= set() if site.slurm.gres else {"gres"}
-    return {name: fields[name] for name in fields if name not in _BY_GEOMETRY - none}
+    return {name: fields[name] for name in fields if name not in varying}
 
 
 def _held_devices(cell: Cell, site: Site) -> int:
@@ -267,8 +271,8 @@ def estimate(
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
-        alike, elapsed_s = known.of(cell)
-        likeness[alike] += 1
+        kind, elapsed_s = known.of(cell)
+        likeness[kind] += 1
         run_s += elapsed_s
         device_s += elapsed_s * _held_devices(cell, site)
     some_known = likeness[None] < len(to_run)
@@ -353,8 +357,12 @@ def faulty_inputs(cells: Iterable[Cell], site: Site, results_root: Path = RESULT
     """
     for path in sorted(_inputs(cells, site, results_root)):
         try:
-            if path.is_file():
-                (read_links if path.name == LINKS_FILE else read_profile)(path)
+            if not path.is_file():
+                continue
+            if path.name == LINKS_FILE:
+                read_links(path)
+            else:
+                read_profile(path)
         except ConfigError as error:
             yield str(error)
 

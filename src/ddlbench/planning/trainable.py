@@ -89,7 +89,6 @@ def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:
 
 def why_never_trained(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     """Why a cell cannot train such a network; None also where its plan needs a profile first."""
-    # A trial has told how many blocks there are.
     strategy = strategy_of(cell.strategy, site.accelerator)
     why = (
         why_not_cut(traits, cell)

@@ -241,6 +241,15 @@ def cauchy(errors: Array, soft: float) -> Array:
     return np.asarray(soft * np.sqrt(np.log1p((errors / soft) ** 2)))
 
 
+def weak_pull(soft: float, rows: float, constants: int) -> float:
+    """The pull of priors in a fit of so many constants, for :func:`fit`.
+
+    A constant that is one spread off its prior costs as much as an error of ``soft / 5`` in
+    ``rows / constants`` of the rows.
+    """
+    return 0.2 * soft * math.sqrt(rows / constants)
+
+
 def fit(
     model: _Model,
     predicted_s: Callable[[_Model], Array],

@@ -31,8 +31,8 @@ def draw_figure(figure: str | FigureEntry, png: Path, *inputs: Any) -> Path:
         png: the path that is returned.
         inputs: those of the figure's kind; see :class:`FigureEntry`.
     """
-    # Here, as commands import this module that mostly print.
-    from ddlbench.report.style import save_figure, style  # noqa: PLC0415 - matplotlib takes its time
+    # Commands that mostly print import this module, so it does not load matplotlib.
+    from ddlbench.report.style import save_figure, style  # noqa: PLC0415
 
     entry = FIGURES[figure] if isinstance(figure, str) else figure
     with style():

@@ -10,22 +10,18 @@ bound by three different things: products, the host, and the latency of further 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.constants import Array, Fit, cauchy, fit
+from ddlbench.predict.constants import Array, Fit, cauchy, fit, weak_pull
 from ddlbench.predict.hardware import Software
 from ddlbench.predict.transformer import decoder_memory, decoder_time
 from ddlbench.predict.transformer.training_runs import TrainingRuns
 
-SOFT = 0.1
-PULL = 0.2
-"""Weight of the priors: a constant that is one spread off its prior costs as much as an error of
-SOFT x PULL in n / k of the n runs, where k constants are fitted."""
+_SOFT = 0.1
 FEW_CONSTANTS = ("product_efficiency", "host_layer_s", "node_latency_factor")
 FEW_ROWS = 10
 PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
@@ -100,8 +96,8 @@ def _fit(
         software,
         predicted,
         measured,
-        soft=SOFT,
-        pull=PULL * SOFT * math.sqrt(max(len(runs), 1) / len(names)),
+        soft=_SOFT,
+        pull=weak_pull(_SOFT, max(len(runs), 1), len(names)),
         groups=_groups(runs),
         loss=cauchy,
         names=names,
@@ -126,7 +122,7 @@ def fits_of(runs: TrainingRuns, software: Software) -> list[Fit]:
     fits = []
     if small.timed.any():
         few = small.timed.sum() <= FEW_ROWS
-        # What was fitted before is more than what was expected before it.
+        # A fitted value is a better prior than the expectation before the fit.
         start = with_values_as_priors(software) if few else software
         fits.append(fit_time(small, start, FEW_CONSTANTS if few else None))
     enough = np.isfinite(runs.memory_bytes).sum() > FEW_ROWS
@@ -138,7 +134,7 @@ def fits_of(runs: TrainingRuns, software: Software) -> list[Fit]:
 
 
 def with_values_as_priors(software: Software) -> Software:
-    """The software, expected to be as it was fitted."""
+    """The software, whose fitted values become the priors."""
     constants = {
         name: replace(constant, prior=constant.value)
         for name, constant in software.constants.items()
@@ -160,12 +156,7 @@ class Proposal:
 
 
 def proposals(devices_per_node: int, nodes: int) -> list[Proposal]:
-    """Rows that tell the three constants of a new cluster: one, two, and three over nodes.
-
-    Args:
-        devices_per_node: of the cluster.
-        nodes: of the cluster.
-    """
+    """Runs that tell the three constants of a new cluster."""
     whole = devices_per_node * nodes
 
     def layout(tensor: int, micro_batch: int) -> dict[str, int]:

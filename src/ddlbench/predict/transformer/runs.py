@@ -19,7 +19,6 @@ that the oracle does not model (a parameter server, torchgpipe's recomputation, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.planning.workload import FLOAT32_BYTES
-from ddlbench.predict.constants import Array, Fit, HeldOut, fit
+from ddlbench.predict.constants import Array, Fit, HeldOut, fit, weak_pull
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.run_tables import each_kind
@@ -56,10 +55,7 @@ def predicted_s(runs: TrainingRuns, platform: Accelerators) -> Array:
     return steps(runs.decoders, platform).seconds
 
 
-SOFT = 0.05
-PULL = 0.2
-"""Weight of the priors. With n runs and k fitted constants, a constant that is one spread off its
-prior costs as much as an error of SOFT x PULL in n / k runs."""
+_SOFT = 0.05
 
 
 def calibrate(runs: TrainingRuns, platform: Accelerators) -> Fit:
@@ -79,8 +75,8 @@ def calibrate(runs: TrainingRuns, platform: Accelerators) -> Fit:
         platform,
         lambda tried: predicted_s(runs, tried),
         runs.step_s,
-        soft=SOFT,
-        pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.constants)),
+        soft=_SOFT,
+        pull=weak_pull(_SOFT, weights.sum(), len(platform.constants)),
         weights=weights,
         groups=groups.ravel(),
     )

@@ -36,7 +36,7 @@ _LEAST_MM = 11.0  # of a size
 _FEW_DEVICES = 8  # above, the axis of speed-ups is logarithmic
 _BAND = "#e3e3e3"
 _NONE = "no answer"
-_TEN = 9.995
+_TEN = 9.995  # is 10 with one digit behind the point
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     )  # fmt: skip
     (left, right) = page.axes[0]
     for axes in (left, right):
-        _sizes(axes, points)
+        _x_axis(axes, points)
     _speedups(left, points, page.width_mm)
     _efficiencies(right, points)
     table = pd.DataFrame(map(astuple, points), columns=[field.name for field in fields(_Point)])
@@ -127,8 +127,8 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _sizes(axes: Axes, points: Sequence[_Point]) -> None:
-    """A place a size, also where two have as many devices; a band at the one that is enough."""
+def _x_axis(axes: Axes, points: Sequence[_Point]) -> None:
+    """A place per size, also where two have as many devices; a band at the size that is enough."""
     axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set_xlabel("Nodes x devices of each", labelpad=1)
     for place, point in enumerate(points):
@@ -143,16 +143,9 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
         _draw_point(axes, place, point, point.speedup, devices=1)
     labels = ["\n".join(_label(point, width_mm / len(points))) for point in points]
     axes.set_xticks(range(len(points)), labels)
-    ends = [
-        1.0,
-        *linear,
-        *(
-            end
-            for point in points
-            if point.known
-            for end in (point.speedup_low, point.speedup_high)
-        ),
-    ]
+    ends = [1.0, *linear]
+    for point in points:
+        ends += [point.speedup_low, point.speedup_high] if point.known else []
     if max(linear, default=1) > _FEW_DEVICES:
         axes.set_yscale("log", base=2)
         axes.set_ylim(min(ends) / 1.2, max(ends) * 1.2)

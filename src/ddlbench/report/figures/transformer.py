@@ -31,8 +31,8 @@ _KINDS = {
     "tensor and pipeline": ("#4DBB9D", "D"),
 }
 _MANY_VALUES = 8
-_FEW = 20
-"""Devices of a run on one node are fewer."""
+_MANY_NODES = 20  # devices; runs on one node have fewer
+_BAR = "#BBD7EE"
 
 
 def draw_runs(runs: TrainingRuns, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
@@ -94,7 +94,7 @@ def draw_errors(runs: TrainingRuns, predicted_s: Array, where: str) -> tuple[Fig
     ]
     page = lay_out(
         "Which configurations does the oracle miss?",
-        [(Patch(facecolor="#BBD7EE"), "mean absolute error"), (runs_mark, sentence("gpt_run"))],
+        [(Patch(facecolor=_BAR), "mean absolute error"), (runs_mark, sentence("gpt_run"))],
         sections,
         footer=[sentence("gpt_errors", where=where)],
         size=PanelSize(min_width=30, height=34, left=11, between=6, max_columns=4),
@@ -110,7 +110,7 @@ def _errors(axes: Axes, name: str, of_place: pd.DataFrame) -> None:
     values = sorted(of_place[name].unique())
     for place, value in enumerate(values):
         errors = 100 * of_place.loc[of_place[name] == value, "error"].to_numpy()
-        axes.bar(place, np.abs(errors).mean(), width=0.8, color="#BBD7EE", zorder=1)
+        axes.bar(place, np.abs(errors).mean(), width=0.8, color=_BAR, zorder=1)
         spread = np.linspace(-0.3, 0.3, len(errors)) if len(errors) > 1 else np.zeros(1)
         axes.plot(
             place + spread, errors, "o", color=GREY, markersize=1.2, alpha=0.5, markeredgewidth=0
@@ -126,7 +126,7 @@ def _table(runs: TrainingRuns, predicted_s: Array) -> pd.DataFrame:
     tensor, pipeline = table["tensor"] > 1, table["pipeline"] > 1
     return table.assign(
         devices=runs.decoders.devices,
-        place=np.where(runs.decoders.devices < _FEW, "one node", "many nodes"),
+        place=np.where(runs.decoders.devices < _MANY_NODES, "one node", "many nodes"),
         kind=np.select(
             [tensor & pipeline, tensor, pipeline],
             ["tensor and pipeline", "tensor", "pipeline"],

@@ -50,8 +50,8 @@ from ddlbench.planning.schedules.schedule import Kind
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import SpanRecorder
 
-_OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_OF_SEVERAL: dict[str, Any] = {
+_SINGLE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_MULTI_STAGE: dict[str, Any] = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zero-bubble-v": ScheduleZBVZeroBubble,
@@ -140,10 +140,10 @@ class WatchedStage(PipelineStage):
 
 
 def store_expanded_gradients(module: nn.Module) -> None:
-    """Give each number of a gradient a memory of its own, as a whole backward pass does.
+    """Store every element of expanded gradients, as a whole backward pass does.
 
-    The gradient of ``weight.sum()`` is one number expanded; torch adds that of the next micro-batch
-    in place, which needs all of them.
+    The gradient of ``weight.sum()`` is one number expanded. Torch adds the gradient of the next
+    micro-batch in place, which needs every element.
     """
     for weight in module.parameters():
         gradient = weight.grad
@@ -173,8 +173,8 @@ def make_stage(
     Otherwise torch finds the forms with a forward pass on made-up values, whose statistics batch
     norm would keep.
     """
-    # Zero-bubble schedules find a stage's weights from its input: so a received one always requires
-    # a gradient, also from a stage without weights.
+    # Zero-bubble schedules find a stage's weights from its input. So a received input requires a
+    # gradient, even if no stage before has weights.
     received = inputs.tensor("meta").requires_grad_(index > 0)
     produced = outputs.tensor("meta").requires_grad_()
     stage = WatchedStage(
@@ -197,10 +197,10 @@ def torch_schedule(
     loss_function: Callable[[Tensor, Tensor], Tensor],
 ) -> Any:
     """Torch's schedule of this name; it sums the gradients of micro-batches."""
-    if name in _OF_ONE_STAGE:
+    if name in _SINGLE_STAGE:
         (stage,) = stages
-        return _OF_ONE_STAGE[name](stage, micro_batches, loss_function, scale_grads=False)
-    return _OF_SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
+        return _SINGLE_STAGE[name](stage, micro_batches, loss_function, scale_grads=False)
+    return _MULTI_STAGE[name](list(stages), micro_batches, loss_function, scale_grads=False)
 
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
@@ -220,18 +220,18 @@ def check_split_backward(
     """
     blocks = list(network._modules.items())
     with seeded(0):
-        passing = made_up_inputs(DATASETS[cell.dataset], _SAMPLES, "cpu")
-        if passing.is_floating_point():
-            passing = passing.to(floating)
+        activation = made_up_inputs(DATASETS[cell.dataset], _SAMPLES, "cpu")
+        if activation.is_floating_point():
+            activation = activation.to(floating)
         for number, stage in enumerate(stages):
             part = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
-            if number and (why := _difference(part, passing)) is not None:
+            if number and (why := _difference(part, activation)) is not None:
                 raise Unsupported(
                     f"{cell.strategy} splits backward passes, and on stage {number} {why}; take "
                     "pipe-1f1b, which does not split them",
                     code="split_backward_differs",
                 )
-            passing = copy_of(part)(passing).detach()
+            activation = copy_of(part)(activation).detach()
 
 
 def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:
@@ -246,7 +246,7 @@ def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:
         cause = error.__cause__ or error
         return f"that fails: {first_line(cause).partition('. ')[0].rstrip('.')}"
     for name, gradient in whole.items():
-        if not _alike(gradient, split[name]):
+        if not _is_close(gradient, split[name]):
             return f"{name} would get another gradient than from a whole pass"
     return None
 
@@ -281,7 +281,7 @@ def _weighting(outputs: Tensor) -> Tensor:
     return torch.linspace(-1, 1, outputs.numel()).view(outputs.shape).to(outputs.dtype)
 
 
-def _alike(gradient: Tensor | None, other: Tensor | None) -> bool:
+def _is_close(gradient: Tensor | None, other: Tensor | None) -> bool:
     """Whether two gradients are the same but for rounding; a missing one is zero."""
     if gradient is None or other is None:
         known = gradient if other is None else other
