@@ -202,7 +202,8 @@ def _nodes_by_name(site: Site) -> list[Finding]:
         unknown = unknown_nodes(",".join(names)) if names else []
         if unknown:
             left = len(unknown) - _NAMES_SHOWN
-            listed = ", ".join(unknown[:_NAMES_SHOWN]) + f" and {left} more" * (left > 0)
+            more = f" and {left} more" if left > 0 else ""
+            listed = ", ".join(unknown[:_NAMES_SHOWN]) + more
             verb = "is not a node" if len(unknown) == 1 else "are not nodes"
             says = f"{listed} {verb} of this cluster; change slurm.{key}"
             findings.append(Finding(key, False, says))

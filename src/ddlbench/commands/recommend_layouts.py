@@ -159,17 +159,19 @@ def _layout(rows: Sequence[Any]) -> list[Sequence[str]]:
     return [
         [f"{row.tensor} x {row.data} x {row.pipeline}" for row in rows],
         [str(row.expert_parallel) if experts else "" for row in rows],
-        [_zero(row) for row in rows],
-        [
-            f"{row.micro_batch} x {row.micro_batches}{' r' * (row.recomputation == 'full')}"
-            for row in rows
-        ],
+        [_zero_text(row) for row in rows],
+        [_micro_batch_text(row) for row in rows],
     ]
 
 
-def _zero(row: Any) -> str:
-    """The stage; ``3 / 8`` if groups of eight replicas divide what it divides (HSDP)."""
+def _zero_text(row: Any) -> str:
+    """ZeRO's stage; ``3 / 8`` if groups of eight replicas divide what it divides (HSDP)."""
     return f"{row.zero_stage} / {row.shards}" if row.shards else str(row.zero_stage)
+
+
+def _micro_batch_text(row: Any) -> str:
+    recomputes = " r" if row.recomputation == "full" else ""
+    return f"{row.micro_batch} x {row.micro_batches}{recomputes}"
 
 
 def _columns(rows: Sequence[Any]) -> list[Sequence[str]]:

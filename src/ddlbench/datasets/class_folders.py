@@ -32,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.files import DataError, FileSplit, of_split, reading
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -410,10 +411,9 @@ def listed(names: list[str]) -> str:
 
 def left_out_text(left_out: Counter[str]) -> str:
     """``6 files: .heic`` or ``8 files: 6 .heic, 2 .gif`` of files that are left out."""
-    total = left_out.total()
     kinds = left_out.most_common()
     text = kinds[0][0] if len(kinds) == 1 else ", ".join(f"{n:,} {kind}" for kind, n in kinds[:4])
-    return f"{total:,} file{'s' if total != 1 else ''}: {text}"
+    return f"{counted(left_out.total(), 'file')}: {text}"
 
 
 def unpack_hint(folder: Path) -> str | None:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ddlbench.common.errors import printable, shown
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.class_folders import lies_there, listed, names_in
 from ddlbench.datasets.columns import (
     Stream,
@@ -233,7 +234,7 @@ def _token_split(
         without = "" if shards.val else " and no validation split"
         raise DataError(
             f"{root} has {len(tokens)} tokens in {split if shards.val else 'all'}{without}, but "
-            f"{wanted} sequence{'s' if wanted > 1 else ''} of {spec.label} take "
+            f"{counted(wanted, 'sequence')} of {spec.label} take "
             f"{wanted * spec.sequence_length + 1}, the last label included; write more tokens"
         )
     return whole if shards.val else whole.part(split)

@@ -388,7 +388,7 @@ def try_out(network: str, spec: DatasetSpec) -> int:
     Raises:
         ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
-    return round(sum(_work(network, spec).values()))
+    return round(sum(_tried(network, spec)[2].values()))
 
 
 def tried_skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
@@ -399,10 +399,6 @@ def tried_skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     """
     device, blocks, _ = _tried(network, spec)
     return blocks if device == "meta" else skeleton(network, spec)
-
-
-def _work(network: str, spec: DatasetSpec) -> dict[str, float]:
-    return _tried(network, spec)[2]
 
 
 def _tried(network: str, spec: DatasetSpec) -> tuple[str, nn.Sequential, dict[str, float]]:

@@ -164,9 +164,9 @@ def why_no_stages(
     if count is not None and count < least:
         return Reason(
             "too_few_blocks",
-            f"{cell.network} has {count} block{'s' * (count != 1)}, too few for "
-            f"{f'{least} devices' if balance == 'blocks' else f'{least} stages'}; "
-            "use fewer devices or replicate stages",
+            f"{cell.network} has {counted(count, 'block')}, too few for {least} "
+            f"{'devices' if balance == 'blocks' else 'stages'}; use fewer devices or replicate "
+            "stages",
         )
     return None
 

@@ -316,7 +316,8 @@ def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:
         ConfigError: there is none, or it is no descriptor.
     """
     target = STRATEGIES.get(name)
-    strategy = (_class_of(name) if target is None else _built_in(name, target))()
+    strategy_class = _class_of(name) if target is None else _built_in(name, target)
+    strategy = strategy_class()
     strategy.accelerator = accelerator
     return strategy
 

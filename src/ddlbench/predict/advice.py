@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import TIMES, in_one_unit, ratio_text
+from ddlbench.common.quantities import TIMES, counted, in_one_unit, ratio_text
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
@@ -291,7 +291,7 @@ def basis_text(candidate: Candidate) -> str:
     belief = candidate.belief
     if belief is None or belief.basis == "predicted":
         return "predicted"
-    return f"measured, {belief.runs} run{'s' * (belief.runs > 1)}"
+    return f"measured, {counted(belief.runs, 'run')}"
 
 
 def chance_text(chance: float | None) -> str:

@@ -85,15 +85,16 @@ def is_of(paper: Paper | None, figure: str) -> bool:
 
 def below(ours: pd.DataFrame, printed: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """A figure's table: our rows, then the printed ones."""
-    ours = ours.assign(source="measured here", figure="", where="", hardware="")
-    theirs = printed.assign(source=CITATION)
-    return (pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours)[columns]
+    rows = ours.assign(source="measured here", figure="", where="", hardware="")
+    if len(printed):
+        rows = pd.concat([rows, printed.assign(source=CITATION)], ignore_index=True)
+    return rows[columns]
 
 
 def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:
     """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
 
-    Of a predictor that is printed for one geometry only, these stand for any.
+    Where a predictor is printed for a single geometry, its errors stand for any.
 
     Returns:
         ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
@@ -130,7 +131,7 @@ def speedups() -> pd.DataFrame:
 def throughputs() -> pd.DataFrame:
     """The networking study's images a second, with the batch and the links of each.
 
-    ``figure`` is empty of a number that the text ties to none.
+    ``figure`` is empty where the text names no figure for a number.
     """
     return _rows("throughput", "cheng").fillna({"figure": ""})
 
@@ -163,8 +164,7 @@ def speedups_of(shown: pd.DataFrame, paper: Paper | None, figure: str) -> pd.Dat
 def label(printed: pd.DataFrame, paper: Paper | None) -> str:
     """The paper, its figures and its hardware.
 
-    Of values that were read off another figure than the paper's, which shows the same, both are
-    named.
+    Where values were read off another figure that shows the same, both figures are named.
     """
     places = ", ".join(dict.fromkeys(printed["where"]))
     hardware = ", ".join(dict.fromkeys(printed["hardware"]))
@@ -180,22 +180,23 @@ def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:
 
 
 def printed_values() -> pd.DataFrame:
-    """One row a printed value; ``published`` is NaN where the run failed there."""
+    """A row per printed value; ``published`` is NaN where the run failed there."""
     return pd.concat([part[PRINTED_COLUMNS] for part in _parts()], ignore_index=True)
 
 
 def _parts() -> Iterator[pd.DataFrame]:
-    yield _of(speedups(), SPEEDUP, "speedup")
+    yield _printed(speedups(), SPEEDUP, "speedup")
     deviations = all_deviations()
     values = {"value": 1 + deviations["signed_error"], "condition": deviations["predictor"]}
-    yield _of(deviations.assign(**values), PREDICTED, "value")
+    yield _printed(deviations.assign(**values), PREDICTED, "value")
     yield _micro_batches()
-    yield _of(choices().assign(strategy=RECOMMENDED), EXTRA, "extra_time")
+    yield _printed(choices().assign(strategy=RECOMMENDED), EXTRA, "extra_time")
     yield _throughputs()
     yield _iterations()
 
 
-def _of(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
+def _printed(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
+    """Rows of a quantity, whose printed values are in ``column``."""
     named = rows.rename(columns={column: "published"}).assign(quantity=quantity)
     return named if "condition" in named else named.assign(condition="")
 
@@ -203,7 +204,7 @@ def _of(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
 def _micro_batches() -> pd.DataFrame:
     rows = micro_batches()
     images = rows["dataset"].map(lambda name: DATASETS[name].num_train)
-    return _of(
+    return _printed(
         rows.assign(
             strategy="gpipe",
             rate=images / rows["epoch_s"],
@@ -228,15 +229,15 @@ def _throughputs() -> pd.DataFrame:
         rows["batch_size"], rows["latency_ms"], rows["bandwidth_mbit_per_s"], rows["loss_percent"],
         strict=True,
     )  # fmt: skip
-    made = _of(
+    printed = _printed(
         rows.drop(columns="quantity").assign(
             strategy="parameter-server", condition=[link_text(*link) for link in links]
         ),
         RATE,
         "samples_per_s",
     )
-    whole = made["rate_of"] == "all workers"
-    return made.assign(quantity=made["quantity"].where(whole, f"{RATE} of one worker"))
+    whole = printed["rate_of"] == "all workers"
+    return printed.assign(quantity=printed["quantity"].where(whole, f"{RATE} of one worker"))
 
 
 def link_text(batch: float, latency_ms: float, mbit_per_s: float, loss_percent: float) -> str:
@@ -248,7 +249,7 @@ def _iterations() -> pd.DataFrame:
     rows = reliable_rows(PUBLISHED_MEASURED, "report")
     devices = rows["gpus"].astype(int)
     per_node = devices.clip(upper=_ABCI_DEVICES)
-    return _of(
+    return _printed(
         rows.assign(
             dataset=rows["dataset"].str.lower(),
             network=rows["model"],

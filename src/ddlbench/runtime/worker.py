@@ -116,7 +116,7 @@ def main(job_path: str) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     use_short_socket_folder()
     try:
-        write_rank_report(report_path, _run(job, process))
+        write_rank_report(report_path, _Rank(job, process).run())
         atexit._run_exitfuncs()  # free what the processes of a loader share
         _exit(0)
     except BaseException as error:
@@ -152,10 +152,6 @@ def _end_children() -> None:
 
 
 _OF_PROCESS = ("rank", "role", "node", "local_rank", "stage", "replica", "shard")
-
-
-def _run(job: Job, process: Process) -> RankReport:
-    return _Rank(job, process).run()
 
 
 class _Rank:

@@ -408,7 +408,8 @@ def _entries(actions: Sequence[Action], channels: Sequence[Channel | None]) -> I
             ready.append(entry)
             if action.kind in ("backward", "backward_weight"):
                 left[action.stage] -= 1
-                ready += [_Entry()] * (left[action.stage] == 0)
+                if left[action.stage] == 0:
+                    ready.append(_Entry())
     yield from ready
 
 

@@ -360,7 +360,8 @@ class _Pipeline:
                     awaited.append(number)
             elif action.kind == "all_reduce":
                 among = self._schedule.schedule.stage_ranks[action.stage]
-                size = self._weights(action.stage)
+                stages = self._stages
+                size = None if stages is None else self._sizes.weights(*stages[action.stage])
                 kind_of_sum = Collective.ALL_REDUCE
                 awaited.append(
                     graph.collective(str(action), kind_of_sum, before, size, among=among)
@@ -379,9 +380,6 @@ class _Pipeline:
         if self._stages is None or not 0 <= boundary < len(self._stages):
             return None, tag
         return self._sizes.output(self._stages[boundary][1] - 1, self._samples), tag
-
-    def _weights(self, stage: int) -> tuple[float, str] | None:
-        return None if self._stages is None else self._sizes.weights(*self._stages[stage])
 
 
 def _stages_of(plan: StrategyPlan, sizes: Sizes) -> tuple[list[tuple[int, int]] | None, float]:
