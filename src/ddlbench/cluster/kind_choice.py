@@ -1,4 +1,4 @@
-"""Which kind of node a site is of: what a cluster offers, the best of it, and what tells it apart.
+"""Chooses the kind of node of a site, and the constraint that keeps its jobs on that kind.
 
 ::
 
@@ -80,7 +80,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a site is of.
+    """The offer that a site takes, and what its file says of it.
 
     Args:
         offer: that was taken.
@@ -126,11 +126,13 @@ def _rank(offer: Offer) -> tuple[object, ...]:
     limit_s = float("inf") if kind.time_limit_s is None else kind.time_limit_s
     devices = 1 if offer.is_slice else offer.gpus or kind.cpus_per_node
     usual_job_s = STAGE_TIMEOUT_S + CELL_TIMEOUT_S + SPARE_MINUTES * 60
-    # Whole GPUs, slices, CPU workers; the last on nodes whose GPUs would be idle.
-    worth = 2 + bool(kind.gpus) if offer.gpu_type is None else int(offer.is_slice)
+    # Whole GPUs, slices, CPU workers, CPU workers on nodes whose GPUs would be idle.
+    device_rank = 1 if offer.is_slice else 0
+    if offer.gpu_type is None:
+        device_rank = 3 if kind.gpus else 2
     return (
         not offer.is_ready,
-        worth,
+        device_rank,
         limit_s < SHORTEST_JOB_S,
         limit_s < usual_job_s,
         not kind.is_default,
@@ -332,13 +334,17 @@ def fitting_accounts(
 
     def misfit(name: str) -> int:
         words = _words(name)
-        of_cpus = any("cpu" in word for word in words)
-        of_gpus = any("gpu" in word for word in words)
+        says_cpu = any("cpu" in word for word in words)
+        says_gpu = any("gpu" in word for word in words)
         if gpu_type is None:
-            return 0 if of_cpus and not of_gpus else 2 if of_gpus or words & others else 1
+            if says_cpu and not says_gpu:
+                return 0
+            return 2 if says_gpu or words & others else 1
         if words & mine:
             return 0
-        return 1 if of_gpus else 3 if of_cpus or words & others else 2
+        if says_gpu:
+            return 1
+        return 3 if says_cpu or words & others else 2
 
     return sorted(names, key=misfit)
 

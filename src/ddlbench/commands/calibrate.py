@@ -104,18 +104,9 @@ def calibrate(
     device: share of the peak, host's time a layer, latency of a node.
     """
     other, what = (_OF_CELLS, "cells") if runs or geometry else (_OF_RUNS, "RUNS")
-    wrong = [
-        option
-        for name, option in other.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
-    if wrong:
+    if wrong := _given(context, other):
         raise ConfigError(f"calibrate: {', '.join(wrong)}: only for {what}; leave it out")
-    of_cnns = [
-        option
-        for name, option in _OF_CNNS.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
+    of_cnns = _given(context, _OF_CNNS)
     if of_cnns and any(kind_of(path).name != CNN for path in runs):
         raise ConfigError(
             f"calibrate: {', '.join(of_cnns)}: only for a table of iterations of CNNs; leave it out"
@@ -126,6 +117,12 @@ def calibrate(
         _of_runs(runs, as_json=as_json, **{name: options[name] for name in _OF_RUNS})
     elif not geometry:
         _of_cells(as_json=as_json, **{name: options[name] for name in _OF_CELLS})
+
+
+def _given(context: click.Context, options: Mapping[str, str]) -> list[str]:
+    """Those of these options that the user wrote."""
+    source = context.get_parameter_source
+    return [text for name, text in options.items() if source(name) is ParameterSource.COMMANDLINE]
 
 
 def _of_cells(
@@ -235,7 +232,8 @@ def _cnn_platform(
     values: dict[str, Any] = {"mean_accuracy": iterations.mean_accuracy(rows, projections)}
     lines = [f"mean accuracy on the same rows: {values['mean_accuracy']:.1%}"]
     if hold_out:
-        held = values["hold_out"] = _held_out(*iterations.hold_out(rows, given, hold_out))
+        held = _held_out(*iterations.hold_out(rows, given, hold_out))
+        values["hold_out"] = held
         parts = ", ".join(f"{name} {share:.1%}" for name, share in held["strategies"].items())
         lines += paragraph(
             f"held out by {hold_out}, {held['cells']} cells: {held['mean_accuracy']:.1%} ({parts})",
@@ -257,7 +255,7 @@ def _held_out(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
 
 
 def _gpt_platform(runs: Sequence[Path], platform: str, where: str) -> _Calibrated:
-    """The interval comes from the same rows with each hidden size, or else size, held out."""
+    """Its interval comes from the same rows, each hidden size held out in turn."""
     given, steps = Accelerators.load(platform), gpts(runs)
     fit = gpt_runs.calibrate(steps, given)
     fitted = gpt_runs.calibrated(given, fit, steps, where)
@@ -319,6 +317,7 @@ def _propose(geometry: str, *, as_json: bool) -> None:
 
 
 _LOOSE = 0.5
+_FEW_MEANINGS = 5
 
 
 def _constant_lines(fitted: _Calibrated) -> list[str]:
@@ -329,8 +328,7 @@ def _constant_lines(fitted: _Calibrated) -> list[str]:
     for fit in fitted.fits:
         for name, value in fit.constants.items():
             (low, high), constant = fit.intervals[name], fitted.model.constants[name]
-            ends = f"{low:.2g} to {high:.2g}"
-            ends = "unknown" if name in fit.unknown else ends
+            ends = "unknown" if name in fit.unknown else f"{low:.2g} to {high:.2g}"
             rows.append((name, f"{value:.3g}", ends, f"{constant.prior:.3g}", constant.unit))
             meanings.append((name, constant.meaning))
             if fit.relative_errors[name] > _LOOSE and name not in unknown:
@@ -348,9 +346,6 @@ def _constant_lines(fitted: _Calibrated) -> list[str]:
             hanging="  ",
         )
     return lines + (named_lines(meanings) if len(meanings) <= _FEW_MEANINGS else [])
-
-
-_FEW_MEANINGS = 5
 
 
 def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:

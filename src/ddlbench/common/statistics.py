@@ -64,7 +64,7 @@ def median_interval(values: Sequence[float] | np.ndarray) -> Interval:
 
 
 def scaled(value: float, median: float, low: float, high: float) -> Interval:
-    """``value`` with the relative interval of another median: an epoch with that of its steps."""
+    """``value`` with the relative interval of another median: of its steps, for an epoch."""
     if not (median > 0 and low <= median <= high):
         return Interval(value, float("nan"), float("nan"), float("nan"))
     return Interval(value, value * (low / median), value * (high / median), CONFIDENCE)
@@ -79,9 +79,9 @@ def ratio_interval(base: Sequence[float], cell: Sequence[float]) -> Interval:
 
 
 def ratio_coverage(pairs: int) -> float:
-    """How often the interval of a ratio holds it.
+    """How often the interval of a ratio of so many pairs holds the true ratio.
 
-    Fewer than six pairs cannot give 95 %, as of :func:`median_interval`: all of them lie on one
+    As in :func:`median_interval`, fewer than six pairs cannot give 95 %: all of them lie on one
     side of the truth too often.
     """
     return min(CONFIDENCE, 1 - 2.0 ** (1 - pairs))

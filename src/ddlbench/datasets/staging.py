@@ -69,8 +69,7 @@ class Staged:
             whether it is copied or not.
         reused: it was there already.
         stage_s: duration of this call in seconds, with the wait for another job.
-        verify_s: of these, reading data that was there and comparing checksums; 0 where that was
-            not needed.
+        verify_s: the part of ``stage_s`` in which checksums of data that was there are compared.
         size_bytes: sum of its files; None for the user's own data read in place.
     """
 
@@ -83,7 +82,7 @@ class Staged:
 
 
 def data_folder(request: DataRequest, scratch: Path) -> Path:
-    """Folder of the data of ``request``, which need not exist; the user's own if read in place."""
+    """Where the data of ``request`` lies or will lie; the user's folder if it is read in place."""
     top = own_folder(scratch)
     name = f"{request.dataset}-{request.format}"
     if request.is_synthetic:
@@ -196,7 +195,7 @@ def _readers(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.readers")
 
 
-def _private(top: Path) -> None:
+def _make_private(top: Path) -> None:
     """Make the folder of this user's data, or refuse what another user has put in its place."""
     top.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -220,7 +219,7 @@ def _temporary(folder: Path) -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
     """Waits for the lock of ``folder`` and holds it; yields its descriptor."""
-    _private(folder.parent)
+    _make_private(folder.parent)
     # Never deleted: a second job could lock the deleted file while a third makes a new one.
     fd = os.open(_lock(folder), os.O_RDWR | _OPEN, 0o600)
     try:
@@ -237,7 +236,10 @@ def _locked(folder: Path) -> Iterator[int]:
 def _usable(
     request: DataRequest, user_data: UserData | None, folder: Path, to_verify: bool, workers: int
 ) -> Manifest | None:
-    """The manifest of ``folder`` if it holds the data of ``request``; ``to_verify``: undamaged."""
+    """The manifest of ``folder`` if that holds the data of ``request``; else None.
+
+    With ``to_verify`` its checksums must be right, too.
+    """
     if not folder.exists():
         return None
     try:

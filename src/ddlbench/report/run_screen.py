@@ -202,9 +202,9 @@ class RunScreen:
 
         Args:
             errors: one for each job of the group, with ``jobid`` and the paths in ``log``.
-            reason: why, as who submitted the job knows it; None for a job that wrote its reason on
-                this screen. There a cell names itself and its log.
-            log: where more of it stands; of a job on this screen, the log of its rule.
+            reason: why, by whoever submitted the job. None for a job that wrote its reason on this
+                screen, where a cell names itself and its log.
+            log: a file that says more; without a reason the log of the rule is named.
         """
         new = [error for error in errors if error["jobid"] not in self._failures]
         self._failures.update(error["jobid"] for error in new)
@@ -222,7 +222,7 @@ class RunScreen:
         return [f"failed: {name}: {_short(reason)}", *([f"    log: {log}"] if log else [])]
 
     def waits(self) -> list[str]:
-        """What a run says once that is told to end, and lets its running jobs end first."""
+        """What a run that lets its running jobs end says, once, when it is stopped."""
         before, self._waits = self._waits, True
         by = _stopped_by or "a signal"
         return [] if before else [f"stopped by {by}: jobs that run end first, no other is started"]
@@ -232,9 +232,9 @@ class RunScreen:
         return f"[{self._done['cell']:{len(total)}}/{total}]"
 
     def _left(self, at_s: float) -> str:
-        """Mean time of each kind of job, times those that are left, over how many run at once.
+        """The mean time of each kind of job, times the jobs left, over how many run at once.
 
-        Of a kind that none is known of yet, the time of the others is taken.
+        A kind of which no job has ended is taken to last as long as the others.
         """
         total_s, done = sum(self._took_s.values()), sum(self._done.values())
         mean_s = total_s / done

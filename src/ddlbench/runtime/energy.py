@@ -184,7 +184,7 @@ def _speed(device: torch.device, kind: torch.dtype) -> float:
     while True:
         least = side <= _LEAST_SIDE
         try:
-            speed = _of_products(device, kind, side, longest_s=math.inf if least else _LONGEST_S)
+            speed = _speed_at(device, kind, side, longest_s=math.inf if least else _LONGEST_S)
         except torch.OutOfMemoryError:
             if least:
                 raise
@@ -196,9 +196,7 @@ def _speed(device: torch.device, kind: torch.dtype) -> float:
         side //= 2
 
 
-def _of_products(
-    device: torch.device, kind: torch.dtype, side: int, longest_s: float
-) -> float | None:
+def _speed_at(device: torch.device, kind: torch.dtype, side: int, longest_s: float) -> float | None:
     """Operations a second of products of this size; None if one takes longer than ``longest_s``."""
     factor = torch.full((side, side), 1 / side, dtype=kind, device=device)
     product = torch.empty_like(factor)

@@ -72,7 +72,7 @@ class Validator:
     def score(
         self, executor: Executor, steps: int, traffic: TcpTraffic | None
     ) -> tuple[Score, ...]:
-        """Validate after ``steps`` measured steps; rank 0 has a score. No byte of it is counted.
+        """Validate after ``steps`` measured steps; rank 0 has a score. Its traffic is not counted.
 
         Raises:
             Unsupported: the executor does not give its weights, or some are on no rank.
@@ -183,10 +183,10 @@ def classify(
     batch: int,
     alive: Callable[[], None] = lambda: None,
 ) -> tuple[int, float | None, int]:
-    """How many labels of ``dataset`` have the highest output; the mean loss; how many there are.
+    """The number of labels that have the highest output, the mean loss, and the number of labels.
 
-    An image has one label, a sequence of tokens one at each position. None stands for a loss that
-    is NaN or infinite.
+    An image has one label, a sequence of tokens one at each position. A loss that is NaN or
+    infinite is None.
 
     Args:
         network: (N, ...) -> (N, classes) or (N, T, classes), on ``device``; left in ``eval`` mode.

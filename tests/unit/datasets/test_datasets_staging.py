@@ -399,7 +399,7 @@ def test_a_link_in_its_place_is_refused(tmp_path):
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     folder = data_folder(MNIST, tmp_path)
-    staging._private(folder.parent)
+    staging._make_private(folder.parent)
     staging._lock(folder).symlink_to(tmp_path / "victim")
     with pytest.raises(StagingError, match="symbolic links"):
         stage(MNIST, tmp_path)

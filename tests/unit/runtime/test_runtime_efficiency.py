@@ -106,7 +106,7 @@ def test_only_the_first_rank_counts_and_a_failure_costs_only_the_number(monkeypa
     def full(*_, **_settings):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(energy, "_of_products", full)
+    monkeypatch.setattr(energy, "_speed_at", full)
     reason = measured_by_rank(CELL, first, CPU)["efficiency_missing"]
     assert reason == "no peak: OutOfMemoryError: no room"
 
@@ -123,7 +123,7 @@ def test_a_peak_is_of_all_devices_of_the_process_at_once(monkeypatch, precision)
         both.wait()
         return 3.0
 
-    monkeypatch.setattr(energy, "_of_products", products)
+    monkeypatch.setattr(energy, "_speed_at", products)
     assert energy.peak_flops_per_s(CPU * 2, precision) == 6.0
     assert set(seen) == {torch.bfloat16 if precision == "bf16" else torch.float32}
 
@@ -137,7 +137,7 @@ def test_a_peak_halves_its_matrices_until_they_fit_and_are_fast(monkeypatch):
             raise torch.OutOfMemoryError
         return None if longest_s < 0.2 else 1.0
 
-    monkeypatch.setattr(energy, "_of_products", products)
+    monkeypatch.setattr(energy, "_speed_at", products)
     assert energy.peak_flops_per_s(CPU, "fp32") == 1.0
     assert sides == [1024, 512, 256]
 

@@ -9,10 +9,9 @@
     best      the greatest metric of each case is of one of these          yes, no
     ends      how each row ended, or how the rows of both sides ended      one of these statuses
 
-A case is what the rows of one set of devices and equal values of ``by`` make. It is true, false, or
-within the noise: both ends of its interval decide. Where several configurations of a case stand
-against each other, it is true or false only if all of them are. With n cases of which at least a
-share must be true::
+A case is the rows of one set of devices that have equal values of ``by``. It is true, false, or
+within the noise, by both ends of its interval. A case with several configurations a side is true or
+false only if all pairs of them are. With n cases of which at least a share must be true::
 
     surely true >= share n                      holds
     surely true + within the noise < share n    refuted
@@ -50,7 +49,7 @@ LEAST, MOST = "least", "most"
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, and between what it lies."""
+    """A value with the ends of its interval."""
 
     value: float
     low: float
@@ -171,7 +170,7 @@ class Predicate(Form):
         """The verdict of the rows of one bed.
 
         Args:
-            rows: one a configuration, see :mod:`ddlbench_claims.pooling`.
+            rows: one per configuration, see :mod:`ddlbench_claims.pooling`.
         """
         cases = list(_CASES[self.kind](self, self.select(rows)))
         if len(cases) < self.fewest:
@@ -244,7 +243,7 @@ def value_text(value: Any) -> str:
 
 
 def _ratio_case(pairs: Iterable[tuple[Row, Row]], metric: str, truth_of: Truth) -> Outcome:
-    """Each pair's first over its second."""
+    """The case of pairs of rows, by the ratio of the first row to the second."""
     rows = list(pairs)
     ratios = [Interval.of(first, metric).over(Interval.of(other, metric)) for first, other in rows]
     truths = {truth_of(ratio) for ratio in ratios}
@@ -309,7 +308,7 @@ def _in_order(predicate: Predicate, case: Sequence[Row]) -> list[Any]:
 def _greatest_steps(
     predicate: Predicate, steps: Sequence[tuple[tuple[str, ...], list[tuple[Row, Row]]]]
 ) -> Iterator[Outcome]:
-    """Cases in which those that are named change by the greatest factor."""
+    """A case is true if a named value changes by a greater factor than all others."""
     cases: dict[tuple[str, ...], list[tuple[bool, Interval, list[float]]]] = defaultdict(list)
     for key, pairs in steps:
         last, first = pairs[0]
@@ -331,7 +330,7 @@ def _bound(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
 
 
 def _mean(numbers: Sequence[Interval]) -> Interval:
-    """Its ends add up as those of independent runs do."""
+    """The mean; its interval is that of the mean of independent runs."""
     count = len(numbers)
     value = math.fsum(each.value for each in numbers) / count
     below, above = (
@@ -354,7 +353,7 @@ _COMBINED: Mapping[str, Callable[[Sequence[Interval]], Interval]] = {
 
 
 def _best(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
-    """A case is true if a named one is above all others, false if another is above all named."""
+    """A case is true if a named value is above all others, false if another is above all named."""
     among, winners = predicate.among or "strategy", set(map(value_text, predicate.values))
     for _, case in sorted(_cases_of(rows, [*_PLACE, *predicate.by]).items()):
         named = [row for row in case if value_text(row[among]) in winners]
