@@ -24,7 +24,8 @@ def test_a_report_that_json_cannot_hold_is_a_failure_of_the_program(tmp_path, mo
     monkeypatch.setenv("DDLBENCH_LOCAL_RANK", "0")
     silent = SimpleNamespace(enable=lambda: None, register=lambda *_args, **_options: None)
     monkeypatch.setattr(worker, "faulthandler", silent)
-    monkeypatch.setattr(worker, "_run", lambda _job, _process: rank_report(loss=(float("nan"),)))
+    rank = SimpleNamespace(run=lambda: rank_report(loss=(float("nan"),)))
+    monkeypatch.setattr(worker, "_Rank", lambda _job, _process: rank)
 
     def leave(code):
         raise SystemExit(code)
