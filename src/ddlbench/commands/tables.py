@@ -66,14 +66,14 @@ _FORMS: Mapping[str, str] = {
 
 
 def _experiment() -> Mapping[str, Any]:
-    """Of an experiment, which may take its keys of another one."""
+    """The schema of an experiment, which may take its keys from another."""
     schema = _with_paper_keys()
     of_own = {"required": [*file_schema(ExperimentKeys)["required"]]}
     return {**schema, "anyOf": [{"required": ["of"]}, of_own]}
 
 
 def _paper() -> Mapping[str, Any]:
-    """Of a published figure: an experiment and what `ddlbench papers` says of it."""
+    """The schema of a published figure: an experiment and what `ddlbench papers` says of it."""
     return {**_with_paper_keys(), "required": ["paper"]}
 
 
@@ -297,7 +297,7 @@ def _key_rows(
 
 
 def _default(declared: Field[Any]) -> str:
-    """As YAML; empty where a value is required."""
+    """A key's default as YAML; empty where a value is required."""
     value = declared.default if declared.default_factory is MISSING else {}
     if value is MISSING or value is None:
         return "" if value is MISSING else "empty"

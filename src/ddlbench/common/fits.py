@@ -93,7 +93,7 @@ class Timing:
         return self.fixed_s + self.per_sample_s * batch_size
 
     def between(self, batch_size: float) -> float:
-        """As :meth:`at`, but on straight lines between neighbouring measured sizes.
+        """Seconds as of :meth:`at`, but on straight lines between neighbouring measured sizes.
 
         Outside them it is the line through all sizes, scaled to meet the nearest one. A whole step
         on a GPU bends where its work takes longer than the launches
@@ -111,7 +111,7 @@ class Timing:
         return self.at(batch_size) * self.measured_s[nearest] / line_s
 
     def divided(self, factor: float) -> Timing:
-        """The same, with all seconds divided by a factor."""
+        """The timing with all seconds divided by a factor."""
         measured_s = {size: seconds / factor for size, seconds in self.measured_s.items()}
         return Timing(measured_s, self.fixed_s / factor, self.per_sample_s / factor)
 

@@ -62,7 +62,7 @@ def typed(kind: _Form) -> _Form:
 
 
 def typed_open(kind: _Form) -> _Form:
-    """The same, but further keys may stand in it."""
+    """Mark a typed dictionary likewise, but let further keys stand in it."""
     kind.__pydantic_config__ = _OPEN  # type: ignore[attr-defined]
     return kind
 

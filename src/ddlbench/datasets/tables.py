@@ -65,12 +65,12 @@ class Table(ABC):
         return self._length
 
     def place(self, row: int) -> str:
-        """Of a row, for messages."""
+        """Where a row lies, for messages."""
         file = bisect_right(self._file_starts, row) - 1
         return f"{self._root.name}/{self._parts[file]}, row {row - self._file_starts[file]}"
 
     def folder(self, row: int) -> Path:
-        """That holds the row's file."""
+        """The folder that holds the row's file."""
         return (self._root / self._parts[bisect_right(self._file_starts, row) - 1]).parent
 
     @abstractmethod

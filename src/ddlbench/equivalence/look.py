@@ -117,7 +117,7 @@ class Expected:
 
     @property
     def loss_tolerance(self) -> float:
-        """The same of losses."""
+        """The largest difference of a loss."""
         losses = torch.tensor(self.trained.losses, dtype=dtype_of(self.floating))
         rounding = tolerance(losses, self.noise.moved_loss)
         return max(rounding, _RANDOM_SAFETY * self.noise.drawn_loss)

@@ -169,7 +169,7 @@ class Reader:
         self.cell, self.process, self.dtype = cell, process, dtype
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
-        """Those of mini-batches ``first`` to ``first + count - 1`` that the process consumes."""
+        """What the process consumes of mini-batches ``first`` to ``first + count - 1``."""
         process = self.process
         for number in range(first + process.replica % process.turns, first + count, process.turns):
             whole = global_batch(self.cell, number)

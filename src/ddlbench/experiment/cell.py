@@ -197,7 +197,7 @@ class Cell(Form):
 
     @cached_property
     def variant(self) -> str:
-        """The same as one folder name, ``name=value+name=value``."""
+        """What :attr:`variant_pairs` holds, as one folder name ``name=value+name=value``."""
         return "+".join(f"{name}={value}" for name, value in self.variant_pairs)
 
     @cached_property

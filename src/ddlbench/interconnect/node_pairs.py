@@ -68,7 +68,7 @@ def work(here: RankContext) -> dict[str, Any]:
 
 
 def measure_node(here: RankContext, store: dist.Store) -> dict[str, Any]:
-    """The same of CPU processes, of which all call this.
+    """Measure the pairs of a node's CPU processes; all of them call this.
 
     Settings: ``largest_bytes``, ``devices_per_node``.
     """

@@ -408,7 +408,7 @@ def plain_lines(text: str, known: re.Pattern[str], where: str) -> list[str]:
 
 
 def _patterns(prefixes: list[_Prefix], where: str) -> list[re.Pattern[str]]:
-    """Of the prefixes, longest first."""
+    """Patterns of the prefixes, longest first."""
     tasks = {prefix.parts: prefix for prefix in reversed(prefixes) if prefix.names_a_task}
     if len(tasks) > 1 and _are_numbered([prefix for prefix in prefixes if prefix.names_a_task]):
         return [_pattern(next(iter(tasks)), numbered=True)]

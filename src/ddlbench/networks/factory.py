@@ -80,7 +80,7 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
 def build_with_traits(
     network: str, spec: DatasetSpec, seed: int
 ) -> tuple[nn.Sequential, NetworkTraits]:
-    """The same, and what decides which strategies can train it; a built-in one is not tried."""
+    """A network, and the traits that decide who can train it; a built-in network is not tried."""
     accelerator = Accelerator.of_this_process()
     if accelerator is not None:
         torch.set_flush_denormal(True)  # sums of memory that nobody wrote would take long

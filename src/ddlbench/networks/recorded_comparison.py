@@ -64,7 +64,7 @@ def check(
 def _outputs(
     call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[object, ...]]:
-    """Of each batch, after which its gradients are there; and the states of all generators."""
+    """The output of each batch, with its gradients made, and the states of all generators."""
     with seeded(2), torch.enable_grad():
         outputs = []
         for batch in batches:

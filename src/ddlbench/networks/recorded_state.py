@@ -101,7 +101,7 @@ def generators_of_host() -> tuple[object, ...]:
 
 
 def generator_states() -> tuple[object, ...]:
-    """The same, and that of torch's generator on the CPU."""
+    """States of Python's, numpy's and torch's generators on the CPU, to be compared."""
     return torch.get_rng_state().numpy().tobytes(), *generators_of_host()
 
 

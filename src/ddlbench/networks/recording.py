@@ -197,7 +197,7 @@ class _Recorder(TorchFunctionMode):
         return Recording(self.entries, self._of[id(returned)], self._opaque, self._reads_sizes)
 
     def _states(self) -> dict[str, dict[str, Any]]:
-        """Of all modules whose inside may be recorded."""
+        """States of all modules whose inside may be recorded."""
         return {
             name: state_of(child)
             for name, child in self._module.named_modules()
@@ -546,6 +546,6 @@ def _kernels() -> tuple[bool, ...]:
 
 
 def _name_of(func: Any) -> str:
-    """Of a function of torch; that of a property's reader is ``__get__``."""
+    """The name of a function of torch; a property's reader is called ``__get__``."""
     name = getattr(func, "__name__", "") or ""
     return name or (resolve_name(func) or "").rpartition(".")[2]

@@ -75,7 +75,7 @@ class DataParallel(Strategy):
         return None
 
     def updated_share(self, workload: Workload, plan: Plan) -> float:
-        """Of the weights, what the rank updates that updates most; by default what it sends."""
+        """Largest share of the weights that a rank updates; by default what it sends of them."""
         gathered = self.gathered(workload, plan)
         return gathered.bytes / workload.parameter_bytes if gathered else 1.0
 

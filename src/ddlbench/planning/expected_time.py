@@ -173,7 +173,7 @@ class ExpectedTime:
         return (self._operations(cell) or 0) / step_s if step_s else None
 
     def _operations(self, cell: Cell) -> float | None:
-        """Of a step; a backward pass takes about twice those of a forward pass."""
+        """Operations of a step; a backward pass takes about twice those of a forward pass."""
         forward: float | None = self._user_parts.operations.get((cell.network, cell.dataset))
         if forward is None:
             blocks = block_costs(cell.network, cell.dataset)

@@ -204,7 +204,7 @@ def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
 
 
 def _blocks(text: str) -> tuple[LayerBlock, ...]:
-    """Those of a table of one network on one dataset.
+    """The blocks in the table of one network on one dataset.
 
     Raises:
         ValueError, KeyError, TypeError: it is no such table.

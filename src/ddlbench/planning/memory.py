@@ -271,7 +271,7 @@ def why_too_large(plan: StrategyPlan, site: Site) -> str | None:
 
 
 def why_cell_too_large(cell: Cell, site: Site) -> str | None:
-    """As :func:`why_too_large`, for a cell without a plan; None if some repeat has a result."""
+    """What :func:`why_too_large` says of a cell without a plan; None if a repeat has a result."""
     if _profile_and_capacity(cell, site) is None:
         return None
     reason: str | None

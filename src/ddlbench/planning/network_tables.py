@@ -216,7 +216,7 @@ PAIR_COLUMNS = ("network", "dataset", "pairs", "heads", "hidden", "convolutions"
 
 
 def linear_pairs(cell: Cell) -> LinearPairs | None:
-    """Those of the cell's network; None if it is not a built-in one."""
+    """Linear pairs of the cell's network; None if the network is not built in."""
     return _pair_table().get((cell.network, cell.dataset))
 
 

@@ -331,7 +331,7 @@ class Step:
 
     @property
     def last_bytes(self) -> float:
-        """Of the sum that ends after the backward pass: at worst a full fusion buffer."""
+        """Bytes of the sum that ends after the backward pass: at worst a full fusion buffer."""
         if self.fusion_bytes is None:
             return self.gradients[-1].bytes
         return min(sum(message.bytes for message in self.gradients), self.fusion_bytes)

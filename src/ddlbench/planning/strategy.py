@@ -261,7 +261,7 @@ class Strategy:
         return self.synchronous
 
     def precision(self, cell: Cell) -> str:
-        """Of the least precise numbers that a step computes or sends; the cell's by default."""
+        """The least precise numbers that a step computes or sends; by default the cell's."""
         return cell.precision
 
     def replayed_networks(self, plan: Plan) -> int:
@@ -269,7 +269,7 @@ class Strategy:
         return 1
 
     def zero_stage(self, cell: Cell) -> int:
-        """Of ZeRO: replicas share nothing (0), momentum (1), gradients too (2), or weights (3)."""
+        """ZeRO's stage: replicas share nothing (0), momentum (1), gradients (2) or weights (3)."""
         return 0
 
     def round_steps(self, cell: Cell) -> int:

@@ -78,7 +78,7 @@ def key_of(network: str, dataset: str) -> str:
 
 
 def network_digest(network: str) -> str | None:
-    """Of the code of a network that is not built in, without comments and spaces.
+    """A digest of the code of a network that is not built in, without comments and spaces.
 
     Of a library's network it is a digest of the library's version. None of a built-in network, and
     where the code is not here.

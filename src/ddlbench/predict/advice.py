@@ -124,7 +124,7 @@ def _fastest(
 
 
 def _gains(candidate: Candidate) -> float:
-    """Its chance to be faster than one device; 1 if one device is no candidate."""
+    """A candidate's chance to be faster than one device; 1 if one device is no candidate."""
     return 1.0 if candidate.chance_to_gain is None else candidate.chance_to_gain
 
 

@@ -156,17 +156,17 @@ class WithConstants(Described):
                 )
 
     def with_constants(self, values: Mapping[str, float]) -> Self:
-        """The same with other values."""
+        """The model with other values."""
         changed = {name: replace(self.constants[name], value=values[name]) for name in values}
         return replace(self, constants={**self.constants, **changed})
 
     def with_priors(self, names: Iterable[str] | None = None) -> Self:
-        """The same as before any fit: of these constants, or all."""
+        """The model as before any fit, in these constants or in all."""
         chosen = self.constants if names is None else names
         return self.with_constants({name: self.constants[name].prior for name in chosen})
 
     def fitted_to(self, *fits: Fit) -> Self:
-        """The same with fitted values and their intervals."""
+        """The model with fitted values and their intervals."""
         changed = dict(self.constants)
         for fitted in fits:
             for name, value in fitted.constants.items():
@@ -332,7 +332,7 @@ def fit(
 
 
 def _independent_errors(jacobian: Array, residuals: Array, count: int, soft: float) -> Array:
-    """Of unweighted steps and a soft pull: the spread of the errors, over the cost's curvature."""
+    """Errors of constants by unweighted steps and a soft pull: spread over the cost's curvature."""
     roots = 1 + (residuals / soft) ** 2 / 2  # sqrt(1 + (error / soft)^2) of each soft residual
     curved = jacobian * np.sqrt(2 / (roots * (roots + 1)))[:, None]
     spread = _TO_DEVIATION * soft * np.median(np.sqrt(roots[:count] ** 2 - 1))

@@ -170,7 +170,7 @@ class Fabric(Sourced):
     """Of one message between two nodes."""
 
     def node_bytes_per_s(self, devices_per_node: int) -> float:
-        """Of all network cards of a node together."""
+        """Bytes per second of all network cards of a node together."""
         return self.bytes_per_s * (devices_per_node if self.per == "device" else 1)
 
 
@@ -215,12 +215,12 @@ class Software(WithConstants, Sourced):
 
     @property
     def item_bytes(self) -> float:
-        """Of an activation, and of a weight as messages carry it."""
+        """Bytes of an item of an activation, or of a weight as messages carry it."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
     @property
     def master_bytes(self) -> float:
-        """Of a weight's single-precision copy, which the optimizer updates; 0 where it is one."""
+        """Bytes of a weight's float32 copy, which the optimizer updates; 0 without a copy."""
         return 0.0 if self.precision in ("fp32", "tf32") else 4.0
 
 

@@ -167,7 +167,7 @@ class Scalings:
         return len(self.rows)
 
     def take(self, chosen: Array) -> Scalings:
-        """Those that are chosen, (n,) of bool."""
+        """The scalings that are chosen, (n,) of bool."""
         return Scalings(self.rows[chosen].reset_index(drop=True), self.left_out)
 
     @property
@@ -521,7 +521,7 @@ def _families(rows: pd.DataFrame) -> pd.Series[str]:
 
 
 def _chips(names: pd.Series[str]) -> pd.Series[str]:
-    """Of accelerators."""
+    """The chip of each accelerator."""
     return names.map({name: chip_of(name) for name in names.unique()})
 
 

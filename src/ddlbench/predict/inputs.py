@@ -317,7 +317,7 @@ class ConditionLinks(LinkTable):
         return computed, self._note
 
     def class_of(self, place: tuple[int, int]) -> Hashable:
-        """That of the undisturbed network, whose hops some pairs have."""
+        """The class in the undisturbed network, whose hops some pairs have."""
         return super().class_of(place) if self._base is None else self._base.class_of(place)
 
     def collective(

@@ -232,7 +232,7 @@ class Size:
 
     @property
     def speedup(self) -> float | None:
-        """Of the recommended strategy over one device; None if unknown."""
+        """Speed-up of the recommended strategy over one device; None if unknown."""
         speedup = self.ranking.speedup(self.best) if self.best else None
         return speedup.ratio if speedup else None
 

@@ -102,7 +102,7 @@ _Measured = TypeVar("_Measured", bound=_OfGeometry)
 
 
 def nearest_of(measured: Sequence[_Measured], nodes: int, devices_per_node: int) -> _Measured:
-    """That of this geometry, or of the nearest number of ranks."""
+    """The measurement of this geometry, or else of the nearest number of ranks."""
     return min(
         measured,
         key=lambda sweep: (

@@ -123,7 +123,7 @@ class PlannedLinks(LinkTable):
         return Hop(nccl.constant("start_s") + fabric.message_s, rate), _NOTE
 
     def node_bytes_per_s(self, devices_per_node: int) -> float:
-        """Of all network cards of a node."""
+        """Bytes per second of all network cards of a node."""
         fabric = self._system.fabric
         if fabric is None:
             return math.inf
@@ -137,7 +137,7 @@ class PlannedLinks(LinkTable):
     def collective(
         self, operation: str, nodes: int, devices_per_node: int, transport: str | None
     ) -> CollectiveTimes:
-        """Of all ranks of a geometry; messages as links.json counts them."""
+        """Times of a collective of all ranks of a geometry; messages as links.json counts them."""
         system = replace(self._system, nodes=nodes, devices_per_node=devices_per_node)
         if nodes == 1:
             system = replace(system, fabric=None)
@@ -317,7 +317,7 @@ class PlannedInputs(Inputs):
         return []
 
     def links(self, cell: Cell) -> LinkTable:
-        """Those of the data sheets, whatever the fabric."""
+        """The links of the data sheets, whatever the fabric."""
         return self._links_of_sheets
 
     @cached_property

@@ -376,7 +376,7 @@ class Ranking:
         return base if base and base.code == "too_large" else self.base
 
     def speedup(self, candidate: Candidate) -> Speedup | None:
-        """Its speed-up over one device, measured if both were, else predicted; None if unknown."""
+        """Speed-up over one device, measured if both were, else predicted; None if unknown."""
         base = self.reference
         if base is None:
             return None

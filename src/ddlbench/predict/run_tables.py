@@ -199,7 +199,7 @@ def error_means(errors: Array) -> dict[str, float]:
 
 
 def each_kind(kinds: Array, fitted_kinds: Array, hold_out: str) -> Iterator[tuple[Array, Array]]:
-    """Of each kind in turn: the rows to predict, (n,) of bool, and those to fit, (m,) of bool.
+    """For each kind in turn, the rows to predict, (n,) of bool, and to fit, (m,) of bool.
 
     Args:
         kinds: of the rows to predict, (n,).

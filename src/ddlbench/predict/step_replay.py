@@ -113,7 +113,7 @@ class _Ends:
         return [place for of_nodes in self._at.values() for place in of_nodes.values()]
 
     def met_by(self, place: Place) -> Iterator[tuple[Place, int]]:
-        """Of each class a place on the same node, and one elsewhere, with how many there are."""
+        """For each class a place on the same node, and one elsewhere, with how many there are."""
         node = place[0]
         for group, of_nodes in self._at.items():
             beside = self._count[group, node]
@@ -257,7 +257,7 @@ class StepCosts:
         return seconds * sum(times[task.blocks.start : task.blocks.stop]) / (sum(times) or 1.0)
 
     def interval(self, compute_s: float, further_s: float) -> tuple[float, float] | None:
-        """Of a step whose computations take ``compute_s``; ``further_s`` counts as certain."""
+        """Interval of a step whose computations take ``compute_s``; ``further_s`` is certain."""
         if self._step.alone is not None:
             low_s, high_s = self._alone.interval_s or (None, None)
             if low_s is None or high_s is None:

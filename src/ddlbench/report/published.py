@@ -74,7 +74,7 @@ SOURCE = ("source", "figure", "where", "hardware")
 
 
 def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
-    """Those rows of published values that may stand beside the cells of a paper's figure."""
+    """The rows of published values that may stand beside the cells of a paper's figure."""
     return rows if paper is None else rows[rows["figure"].isin(paper.published)]
 
 

@@ -290,7 +290,7 @@ def _departure(result: Result, base: Result | None) -> str:
 
 
 def _speedup(rate: float, job: _Job, base: Result | None) -> str:
-    """Of this one result over that of its base."""
+    """Speed-up of this one result over that of its base."""
     if job.base is not None and job.base == job.output:
         return "base"
     timing = None if base is None else base.timing

@@ -70,7 +70,7 @@ class CompileCost(Form):
     graphs_later: int = 0
 
     def until_now(self, graphs: int) -> CompileCost:
-        """The same when the process has compiled ``graphs`` in all."""
+        """The cost once the process has compiled ``graphs`` in all."""
         return replace(self, graphs_later=graphs - self.graphs)
 
 

@@ -79,7 +79,7 @@ class DataStream(Protocol):
     """This process's part of every mini-batch, by global mini-batch id."""
 
     def batches(self, first: int, count: int) -> Iterator[MiniBatch]:
-        """Those of mini-batches ``first`` to ``first + count - 1`` that this process consumes."""
+        """What this process consumes of mini-batches ``first`` to ``first + count - 1``."""
         ...
 
 

@@ -106,12 +106,12 @@ def _of_a_time(value: float, share: float) -> Ends:
 
 
 def _of_a_ratio(value: float, share: float) -> Ends:
-    """Of two runs, each known to that share."""
+    """The ends of a ratio of two runs, each known to that share."""
     return value * (1 - share) / (1 + share), value * (1 + share) / (1 - share)
 
 
 def _of_an_error(value: float, share: float) -> Ends:
-    """Of a prediction, whose measured step is known to that share."""
+    """The ends of a prediction's error, whose measured step is known to that share."""
     return (1 + value) / (1 + share) - 1, (1 + value) / (1 - share) - 1
 
 

@@ -142,7 +142,7 @@ class DeepSpeed(DataParallel):
 
 
 def kept_bytes(whole: int, ranks: int, stage: int, momentum: float) -> float:
-    """Of ``whole`` bytes of weights: weights, momentum and the copy that is updated."""
+    """Bytes of weights, momentum and the copy that is updated, of ``whole`` bytes of weights."""
     part = whole / ranks
     if stage == 0:
         return whole * (2 if momentum > 0 else 1)

@@ -265,7 +265,7 @@ class LayerGraph:
 
     @cached_property
     def read(self) -> tuple[frozenset[int], ...]:
-        """Of each node, the nodes whose tensors it reads."""
+        """For each node, the nodes whose tensors it reads."""
         read: list[set[int]] = [set() for _ in self.nodes]
         for node, readers in enumerate(self.readers):
             for reader in readers:
@@ -279,7 +279,7 @@ class LayerGraph:
 
     @cached_property
     def closures(self) -> tuple[int, ...]:
-        """Of each node, all that must run for it, itself included."""
+        """For each node, all nodes that must run for it, itself included."""
         closed: list[int] = []
         for node, inputs in enumerate(self.read):
             whole = 1 << node

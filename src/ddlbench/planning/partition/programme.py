@@ -408,7 +408,7 @@ class _Table:
 
     @property
     def period_s(self) -> float:
-        """Of the whole network on all machines."""
+        """The period of the whole network on all machines."""
         return float(self.component().time_s[0, -1, 0])
 
     def component(self) -> _Component:
@@ -500,7 +500,7 @@ def packed(held: NDArray[np.bool_]) -> int:
 
 
 def _unpacked(sets: Iterable[int], count: int) -> NDArray[np.bool_]:
-    """Of each set, one truth value for each of ``count`` nodes."""
+    """Whether each set holds each of ``count`` nodes; shape (sets, count)."""
     content = b"".join(nodes.to_bytes(-(-count // 8), "little") for nodes in sets)
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, -(-count // 8))
     return np.unpackbits(rows, axis=1, count=count, bitorder="little").astype(np.bool_)

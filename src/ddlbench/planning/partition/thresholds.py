@@ -49,7 +49,7 @@ class _Counts:
     high: Integers
 
     def of(self, last: int) -> tuple[Integers, Integers]:
-        """Those of one last node, ascending."""
+        """The counts of one last node, ascending."""
         chosen = self.last == last
         return self.low[chosen], self.high[chosen]
 
@@ -176,7 +176,7 @@ class Thresholds:
 def _first(
     true: Callable[[Integers], NDArray[np.bool_]], low: Integers, high: Integers
 ) -> Integers:
-    """Of each entry the first number in low..high from which on ``true`` holds, else ``high``."""
+    """For each entry the first number in low..high from which on ``true`` holds, else ``high``."""
     low, high = low.copy(), high.copy()
     while (low < high).any():
         middle = (low + high) // 2

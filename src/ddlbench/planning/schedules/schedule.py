@@ -152,7 +152,7 @@ class Schedule:
         return self.most_held_until("backward", "backward_input")
 
     def most_held_until(self, *released_by: Kind) -> tuple[int, ...]:
-        """For each rank, most forward passes at one moment of which none of these is done."""
+        """For each rank, the most forward passes at a time that no such pass has followed."""
         most = []
         for actions in self.actions:
             steps = ((a.kind == "forward") - (a.kind in released_by) for a in actions)
@@ -334,7 +334,7 @@ class EventGraph:
 
     @cached_property
     def first_ranks(self) -> frozenset[int]:
-        """Those that hold the first stage."""
+        """The ranks that hold the first stage."""
         lines = enumerate(self.lines)
         return frozenset(rank for rank, line in lines if any(p.action.stage == 0 for p in line))
 

@@ -120,7 +120,7 @@ def layers_of(workload: Workload) -> list[tuple[Layer, float]]:
 
 
 def _before_the_head(workload: Workload) -> list[tuple[Layer, float]]:
-    """Those of :func:`layers_of` that a spatial split divides."""
+    """The layers of :func:`layers_of` that a spatial split divides."""
     # `spatial_layers` counts the projections of shortcuts, too.
     split = workload.layers[: workload.spatial_layers]
     return layers_of(workload)[: sum(not layer.shortcut for layer in split)]

@@ -218,7 +218,7 @@ def mean_accuracy(
 def accuracy(
     rows: pd.DataFrame, projections: pd.DataFrame, part: str = "iteration"
 ) -> pd.Series[float]:
-    """Of each row; NaN where it cannot be compared."""
+    """Accuracy of each row; NaN where it cannot be compared."""
     measured = rows[PARTS[part]]
     return 1 - (projections.loc[rows.index, part] - measured).abs() / measured
 

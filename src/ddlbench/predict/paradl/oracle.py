@@ -224,7 +224,7 @@ class Question:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Those that the variant has a row for."""
+        """The strategies that the variant has a row for."""
         return tuple(name for name in STRATEGIES if name in variant_of(self.variant).terms)
 
     @property

@@ -212,7 +212,7 @@ class _Step:
         return np.asarray(2 * tokens * columns * inner * longer / rate)
 
     def _collective(self) -> tuple[Array, Array]:
-        """Of a tensor group: bytes alone, and the whole of one all-gather or reduce-scatter."""
+        """Seconds of an all-gather or reduce-scatter in a tensor group: its bytes, and in all."""
         tensor, per_node = self._tensor, self._per_node
         network = self._constant("network_share") * self._machines.network_bytes_per_s
         rate = np.where(tensor > per_node, np.minimum(self._inside, network), self._inside)
@@ -261,7 +261,7 @@ class _Step:
         return np.asarray((members - 1) * message + self._node_s * (nodes - 1) * (members > 1))
 
     def _group(self, members: Array) -> tuple[Array, Array]:
-        """Of a ring of so many replicas: its nodes, and its members in each of them."""
+        """Nodes of a ring of so many replicas, and its members in each node."""
         inside = np.minimum(np.maximum(self._per_node // self._tensor, 1.0), members)
         return members / inside, inside
 

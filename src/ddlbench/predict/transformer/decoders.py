@@ -115,7 +115,7 @@ class Decoders:
 
     @cached_property
     def tokens(self) -> Array:
-        """Of a micro-batch, on one device."""
+        """Tokens of a micro-batch on one device."""
         return np.asarray(self["micro_batch"] * self["sequence_length"] / self["context"])
 
     @cached_property
@@ -126,12 +126,12 @@ class Decoders:
 
     @cached_property
     def attention_parameters(self) -> Array:
-        """Of a layer's four products; keys and values are as wide as their heads."""
+        """Parameters of a layer's four products; keys and values are as wide as their heads."""
         return np.asarray(2 * self["hidden_size"] * self.attention_width * (1 + self.groups))
 
     @cached_property
     def expert_parameters(self) -> Array:
-        """Of one feed-forward layer: 3 h f, or 2 h f without a gate."""
+        """Parameters of one feed-forward layer: 3 h f, or 2 h f without a gate."""
         products = 2 + self["gated"]
         return np.asarray(products * self["hidden_size"] * self["feed_forward_size"])
 
@@ -164,7 +164,7 @@ class Decoders:
 
     @cached_property
     def parameters(self) -> Array:
-        """Of the whole network."""
+        """Parameters of the whole network."""
         embeddings = np.where(self["tied_embedding"] > 0, 1, 2) * self.embedding_parameters
         return np.asarray(self["layers"] * self.layer_parameters + embeddings)
 

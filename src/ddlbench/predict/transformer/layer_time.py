@@ -260,7 +260,7 @@ class _Device:
         return bytes_ * longer / (rate * self._platform.constant("memory_efficiency"))
 
     def _all_reduce_s(self) -> Array:
-        """Of one activation; sequence parallelism gathers and scatters as many bytes.
+        """Seconds of the all-reduce of an activation; sequence parallelism sends as many bytes.
 
         Rings of a half, a quarter... of the node get ``half_node_share`` of the rate each time.
         """

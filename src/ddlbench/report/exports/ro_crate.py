@@ -340,7 +340,7 @@ def _licence(name: str) -> Entity:
 
 
 def _compact(entity: Entity) -> Entity:
-    """As JSON-LD is written: one value instead of a list of one, no empty list."""
+    """Compact JSON-LD: one value instead of a list of one, no empty list."""
     whole = {key: value for key, value in entity.items() if value != []}
     return {
         key: value[0] if isinstance(value, list) and len(value) == 1 else value

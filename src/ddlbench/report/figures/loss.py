@@ -215,7 +215,7 @@ _DOTS: dict[str, Any] = {**DOTS, "linewidth": 0.8}
 
 
 def accuracy_curves(validation: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Of each configuration ``epoch``, ``training_s``, ``accuracy`` and the number ``n`` of runs.
+    """``epoch``, ``training_s``, ``accuracy`` and number ``n`` of runs of each configuration.
 
     Seconds and accuracy are medians over repeats.
     """

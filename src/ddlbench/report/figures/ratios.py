@@ -87,7 +87,7 @@ def _beside(row: Compared) -> str:
 
 
 def _ends(comparison: Comparison) -> tuple[float, float]:
-    """Of the axis: all intervals, and as much again as the margin on both sides."""
+    """Ends of the axis: all intervals, and as much again as the margin on both sides."""
     ends = [end for row in comparison.rows if row.ratio for end in (row.ratio.low, row.ratio.high)]
     ends = [min(max(end, 1 / _WIDEST), _WIDEST) for end in ends]
     least = 2 * math.log1p(comparison.margin)

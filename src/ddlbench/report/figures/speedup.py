@@ -237,7 +237,7 @@ class _Scale:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Of the axis."""
+        """Ends of the axis."""
         return (min(self.least, 1.0) / 2, 2 * self.height) if self.logarithmic else (0, self.height)
 
 

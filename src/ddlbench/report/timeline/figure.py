@@ -120,7 +120,7 @@ class Lesson:
 
     @property
     def forward_passes(self) -> int:
-        """Of all stages, micro-batches, steps and copies."""
+        """Forward passes of all stages, micro-batches, steps and copies."""
         stages = 1 if self.schedule == "data-parallel" else self.stages
         if self.schedule in ("interleaved", "zero-bubble"):
             stages *= self.stages_per_device

@@ -284,7 +284,7 @@ class Sizes:
         return [(cost.parameter_bytes, cost.output_bytes) for cost in costs], _TABLES
 
     def weights(self, first: int = 0, last: int | None = None) -> tuple[float, str] | None:
-        """Of blocks from ``first`` to before ``last``."""
+        """Bytes of the weights of blocks from ``first`` to before ``last``, with their source."""
         if self._blocks is None:
             return None
         blocks, source = self._blocks
@@ -297,7 +297,7 @@ class Sizes:
         return blocks[block][1] * samples, source
 
     def gradients(self, count: int) -> list[tuple[float, str]] | None:
-        """Of the ``count`` messages in which a step's gradients travel."""
+        """Bytes of each of the ``count`` messages with a step's gradients, and their source."""
         planned = self._planned_gradients
         if len(planned) == count:
             return [(size, _PROFILE) for size in planned]

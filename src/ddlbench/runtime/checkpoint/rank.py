@@ -324,7 +324,7 @@ def _unpack(tree: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def _packed(so_far: Measurement) -> dict[str, Any]:
-    """As numbers and texts, without spans, whose clock ends with this process."""
+    """A record as numbers and texts, without spans, whose clock ends with this process."""
     warmup, measured = (replace(r, spans=[]) for r in (so_far.warmup, so_far.measured))
     return asdict(replace(so_far, warmup=warmup, measured=measured))
 

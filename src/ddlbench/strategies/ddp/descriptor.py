@@ -202,7 +202,7 @@ class DistributedDataParallel(DataParallel):
         return [[workload.tensors[index] for index in bucket] for bucket in filled]
 
     def gathered(self, workload: Workload, plan: Plan) -> Message | None:
-        """With a sharded optimiser each rank broadcasts its weights, all of them together once."""
+        """Broadcasts of updated weights: with a sharded optimiser each rank sends its own."""
         dealt = self._dealt(workload, plan)
         if len(dealt) == 1:
             return None
@@ -212,7 +212,7 @@ class DistributedDataParallel(DataParallel):
         return Message("broadcast", bytes_in_turns(dealt, roots, at_once) / turns, count=turns)
 
     def updated_share(self, workload: Workload, plan: Plan) -> float:
-        """Of the weights, the largest share of a rank."""
+        """The largest share of the weights that a rank updates."""
         whole = workload.parameter_bytes
         return max(self._dealt(workload, plan)) / whole if whole else 1.0
 
@@ -270,7 +270,7 @@ class BucketBytes:
 
     @property
     def sizes(self) -> list[int]:
-        """Of those that send anything, in order."""
+        """Bytes of the parts that send anything, in order."""
         return [size for size in (self.whole, self.left, self.right) if size]
 
 

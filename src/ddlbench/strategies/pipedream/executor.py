@@ -207,7 +207,7 @@ class PipeDreamExecutor(Executor):
         return self.descriptor.schedule(self.plan.details, count, self.process.rank)
 
     def _version_in(self, schedule: Schedule) -> Callable[[int], int]:
-        """Of a mini-batch of a run with this schedule, the updates that its weights have seen."""
+        """Updates that the weights of a mini-batch of a run with this schedule have seen."""
         return partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
 
     def _arriving(self) -> dict[str, TensorForm]:

@@ -152,7 +152,7 @@ class ChannelSplit(WeightSplit):
         return summed + bias.view(-1, *[1] * self._dims_after_channels(summed))
 
     def _padded(self, addend: Tensor) -> Tensor:
-        """With zeros for the filters of groups of which this rank reads no channel."""
+        """The addend with zeros for the filters of groups of which this rank reads no channel."""
         before, after = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
         if before == after == 0:
             return addend

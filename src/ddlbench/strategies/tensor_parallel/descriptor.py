@@ -121,7 +121,7 @@ class DeviceShare:
 
     @property
     def updated_share(self) -> float:
-        """Of all weights, those that the device updates."""
+        """Share of the weights that the device updates."""
         whole = self._workload.parameter_bytes
         return sum(tensor.bytes for tensor in self.tensors) / whole if whole else 1.0
 
@@ -184,7 +184,7 @@ class DeviceShare:
 
     @cached_property
     def computed_share(self) -> float:
-        """Of both passes over a group's samples, by times of a profile."""
+        """Share of a group's passes that a device computes, by times of a profile."""
         whole_s = own_s = 0.0
         for index, block in enumerate(self._workload.blocks):
             of_block_s = block.forward.at(self._samples) + block.backward.at(self._samples)
@@ -201,7 +201,7 @@ class DeviceShare:
         return own_s / whole_s if whole_s else 1.0
 
     def _input_bytes(self, column: Mapping[str, Any]) -> int:
-        """Of the gradient of a pair's input: a norm gives float32, also where layers are bf16."""
+        """Bytes of the gradient of a pair's input: a norm gives float32, even with bf16 layers."""
         shape = shape_of(column, self._workload.network)
         return round(self._samples * prod(shape["input"]) * FLOAT32_BYTES)
 

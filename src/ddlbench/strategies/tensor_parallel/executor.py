@@ -160,7 +160,7 @@ def split_pairs(
 
 
 def pairs_in(network: nn.Sequential, whole: Container[str] = ()) -> list[ModulePair]:
-    """Its pairs, also where blocks are wrapped for bfloat16; ``whole`` as of :func:`find_pairs`."""
+    """Pairs, also where blocks are wrapped for bfloat16; ``whole`` as in :func:`find_pairs`."""
     return find_pairs(network, whole, dict(_plain_names(network)))
 
 
