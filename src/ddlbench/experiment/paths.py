@@ -43,12 +43,20 @@ QUEUED_FILE = "queued.json"
 STAGE_LOG = "stage.log"
 LOG_HEADING = "# "  # begins the line of a log that names its job
 
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
 # Keys of a site file that are paths on a node, and an example for messages.
 _WANTED = {
     "scratch": "a folder of the node's own that can be made there, for example /tmp",
     "checkpoints": "a folder that all nodes see, for example /project/you/checkpoints",
     "container.image": "the image's path on the nodes, for example /project/you/ddlbench.sif",
 }
+
+
+def check_folder_name(name: str, fault: str) -> None:
+    """Raise ConfigError, which begins with ``fault``, unless a folder may have this name."""
+    if not _FOLDER_NAME.fullmatch(name):
+        raise ConfigError(f"{fault}; write up to 100 letters, digits and the signs _ . - only")
 
 
 def check_results(site: str, files: Iterable[Path] = ()) -> None:

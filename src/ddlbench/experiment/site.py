@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -37,7 +36,7 @@ from ddlbench.experiment.dataset_spec import (
     refuse_classes,
 )
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.paths import check_folder_name, project_root
 from ddlbench.experiment.status import Reason
 
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"
@@ -433,20 +432,13 @@ def _machine_memory_bytes() -> int:
     return min(whole, int(limit)) if limit.isdigit() else whole
 
 
-_SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-
-
 def site_file(name: str) -> Path:
     """``config/sites/<name>.yaml``, or the path itself when ``name`` is one; it may not exist.
 
     Raises:
         ConfigError: it cannot be a site's name.
     """
-    if not _SITE_NAME.fullmatch(Path(name).stem):
-        raise ConfigError(
-            f"site {shown(name)}: its name is a folder of results; write up to 100 letters, digits "
-            "and the signs _ . - only"
-        )
+    check_folder_name(Path(name).stem, f"site {shown(name)}: its name is a folder of results")
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     return project_root() / "config" / "sites" / f"{name}.yaml"

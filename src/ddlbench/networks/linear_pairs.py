@@ -36,7 +36,7 @@ from ddlbench.networks.inspection import has_hooks
 from ddlbench.networks.transformers import Attention, TransformerBlock
 from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, Pair, pairs_of
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 SAMPLES = 2
 """Batch norm refuses a single value per channel."""
 
@@ -117,7 +117,7 @@ def linear_pairs(network: nn.Sequential, pairs: Sequence[ModulePair]) -> LinearP
         convolutions=sum(
             p.numel()
             for layer in layers.values()
-            if isinstance(layer, _CONVOLUTIONS)
+            if isinstance(layer, CONVOLUTIONS)
             for p in layer.parameters()
         ),
         weights=sum(p.numel() for p in network.parameters()),

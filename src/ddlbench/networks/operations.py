@@ -65,8 +65,8 @@ class _Operations(TorchDispatchMode):
         packet = func.overloadpacket
         if func.is_view or packet.__name__.startswith(_SHAPES_ONLY):
             return outputs
-        inputs = _tensors((args, kwargs or {}))
-        output_items = max((tensor.numel() for tensor in _tensors(outputs)), default=0)
+        inputs = tensors_in((args, kwargs or {}))
+        output_items = max((tensor.numel() for tensor in tensors_in(outputs)), default=0)
         if output_items < _SAMPLES:  # counters, random states
             return outputs
         weights = [tensor for tensor in inputs if _storage(tensor) in self._weights]
@@ -168,7 +168,8 @@ def _convolution(weight: Tensor, groups: int) -> str:
     return "pointwise" if prod(window) == 1 else "spatial"
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 

@@ -11,7 +11,6 @@ profiles that were measured on the device, or from ``graph.txt`` files of PipeDr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from ddlbench.common.form import Form, Name
 from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import RESULTS, profile_file, project_root
+from ddlbench.experiment.paths import RESULTS, check_folder_name, profile_file, project_root
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.registry import mismatch
 from ddlbench.experiment.site import Accelerator
@@ -35,7 +34,6 @@ from ddlbench.planning.matrix import check_name
 DESCRIPTION = "device.yaml"
 Precision = Literal["fp32", "tf32", "bf16"]
 _HEADER = "# yaml-language-server: $schema=../../schemas/accelerator.json\n"  # for editors
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,7 @@ def device_folder(name: str) -> Path:
     Raises:
         ConfigError: it cannot be the name of a folder.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"device {shown(name)}: its name is a folder; write up to 100 letters, digits and the "
-            "signs _ . - only"
-        )
+    check_folder_name(name, f"device {shown(name)}: its name is a folder")
     return project_root() / "config" / "accelerators" / name
 
 

@@ -64,6 +64,7 @@ def _shape_table() -> dict[tuple[str, str], dict[str, int]]:
 
 LIMIT_COLUMNS = ("network", "dataset", "split", "count", "layer")
 DIMENSIONS = {"width": -1, "height": -2, "depth": -3}
+DIMENSION_NAMES = {dim: name for name, dim in DIMENSIONS.items()}
 _NOUNS = {
     "height": "rows",
     "width": "columns",

@@ -28,12 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.operations import tensors_in
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.blocks import (
     Block,
@@ -86,10 +87,6 @@ def _call_names(name: str) -> Iterator[str]:
         yield f"{name}#{number}"
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
 @contextmanager
 def recorded(block: Block) -> Iterator[list[Call]]:
     """Records the calls of a block's leaves while it runs, in order."""
@@ -115,14 +112,14 @@ def _run(call: Call, block: Block, marks: Marks) -> Part:
     # Copies are made outside the spans, as an operation may overwrite its input.
     recorded = (call.arguments, call.keywords)
     arguments, keywords = tree_map(_fresh, recorded)
-    pairs = zip(_tensors(recorded), _tensors((arguments, keywords)), strict=True)
+    pairs = zip(tensors_in(recorded), tensors_in((arguments, keywords)), strict=True)
     wanted = [new for old, new in pairs if old.requires_grad]
     wanted += [p for p in call.module.parameters() if p.requires_grad]
     begin = marks.mark()
     with _arithmetic(block):
         outputs = call.module(*arguments, **keywords)
     forward = (begin, marks.mark())
-    results = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+    results = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
     if not results or not wanted:
         return Part(forward, None)
     gradients = [torch.randn_like(result) for result in results]
@@ -260,7 +257,7 @@ class _Recorder:
     def _leave(self, _module: nn.Module, arguments: Any, output: Any) -> None:
         leaf = self._running.pop()
         leaf.input_shape, leaf.output_shape = _sample_shape(arguments), _sample_shape(output)
-        leaf.output_bytes = sum(tensor.nbytes for tensor in _tensors(output))
+        leaf.output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
 
     def _pack(self, tensor: Tensor) -> Tensor:
         key = _key(tensor)
@@ -276,7 +273,7 @@ class _Recorder:
 
 def _sample_shape(value: Any) -> tuple[int, ...]:
     """Shape of a single tensor without the batch dimension; empty for none or several."""
-    tensors = _tensors(value)
+    tensors = tensors_in(value)
     return tuple(tensors[0].shape[1:]) if len(tensors) == 1 else ()
 
 

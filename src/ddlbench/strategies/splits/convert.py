@@ -36,7 +36,8 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.block_forms import sample_form
 from ddlbench.networks.inspection import has_hooks
-from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS, too_few
+from ddlbench.networks.linear_pairs import CONVOLUTIONS
+from ddlbench.planning.network_tables import DIMENSION_NAMES, DIMENSIONS, LIMIT_COLUMNS, too_few
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.layout import (
     DROPOUTS,
@@ -51,7 +52,6 @@ from ddlbench.strategies.splits.layout import (
 )
 from ddlbench.strategies.splits.row_layers import (
     AVERAGES,
-    CONVOLUTIONS,
     MAXIMA,
     NORMS,
     SpatialAverage,
@@ -68,7 +68,6 @@ _WEIGHTED = (*CONVOLUTIONS, nn.Linear)
 _SAMPLES = 2  # batch norm refuses a single value per channel
 
 GATHER_NAME = "gather_rows"
-_SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def split_rows(
     for axis in grid.axes:
         fewest = _too_few(network, traced[:end], axis)
         if fewest is not None:
-            text = too_few(fewest.layer, _SPLITS[axis.dim], fewest.count, axis.group.size)
+            text = too_few(fewest.layer, DIMENSION_NAMES[axis.dim], fewest.count, axis.group.size)
             raise Unsupported(text)
     layers = dict(network.named_modules())
     # A layer may also occur in a whole block: it is replaced there, too, so those calls count.

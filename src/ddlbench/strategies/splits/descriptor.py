@@ -25,6 +25,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import SWAP
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import (
+    DIMENSION_NAMES,
     DIMENSIONS,
     NetworkTraits,
     borrowing,
@@ -40,7 +41,6 @@ from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
-_NAMES = {dim: name for name, dim in DIMENSIONS.items()}
 _EXECUTORS = "ddlbench.strategies.splits.executor"
 
 
@@ -165,7 +165,7 @@ class Spatial(SplitStrategy):
         if options.until != "head":
             return None  # the table of limits counts the layers before the head only
         sizes = grid_of(options.split, self.group_size(cell))
-        reasons = (why_too_many(cell, _NAMES[dim], size) for dim, size in sizes.items())
+        reasons = (why_too_many(cell, DIMENSION_NAMES[dim], size) for dim, size in sizes.items())
         return next((reason for reason in reasons if reason is not None), None)
 
 

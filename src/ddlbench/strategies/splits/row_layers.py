@@ -40,7 +40,6 @@ from torch.nn import functional as F
 from ddlbench.strategies.splits.layout import Halo, Interval, Window, halo_of
 from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, total
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # By the number of spatial dimensions.
 FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
