@@ -51,7 +51,7 @@ from ddlbench.interconnect.nvidia_programs import (
 from ddlbench.interconnect.p2p import run_nvbandwidth, run_p2p
 from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix, peer_access
 from ddlbench.runtime.environment import rank_provenance
-from ddlbench.runtime.launch import is_shared
+from ddlbench.runtime.launch import NO_GPU, is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier
 
@@ -119,9 +119,7 @@ def _gpu(interconnect: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]
         except ConfigError as error:  # a program that does not work must not end the job
             notes.append(f"{name} gave no pairs within the node: {error}")
     if torch.cuda.device_count() == 0:
-        raise RuntimeError(
-            "; ".join(["the site says device: cuda, but torch finds no GPU on this node", *notes])
-        )
+        raise RuntimeError("; ".join([NO_GPU, *notes]))
     if not notes:
         notes.append(f"no {P2P} on the node; to have it, {how_to_get_p2p()}")
     return gpu_pairs(), [*notes, "pairs within the node: our own copies"]

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.status import Reason
-from ddlbench.planning.memory import data_parallel_bytes
+from ddlbench.planning.memory import data_parallel_bytes, why_uneven
 from ddlbench.planning.plan import Plan, Process, placement_of_groups
 from ddlbench.planning.step import (
     LINK,
@@ -118,14 +117,7 @@ def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
 
 def uneven_shares(cell: Cell) -> str | None:
     """Why the mini-batch cannot be shared equally; None if it can."""
-    workers = workers_of(cell)
-    if cell.batch_size % workers:
-        return Reason(
-            "uneven_batch",
-            f"a mini-batch of {cell.batch_size} does not divide over {workers} workers; "
-            f"make batch_size a multiple of {workers}",
-        )
-    return None
+    return why_uneven(cell.batch_size, workers_of(cell))
 
 
 @dataclass(frozen=True)

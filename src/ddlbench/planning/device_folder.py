@@ -28,7 +28,13 @@ from ddlbench.experiment.paths import RESULTS, check_folder_name, profile_file, 
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.registry import mismatch
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.device_table import DeviceTable, read_table, table_of_profile, write_table
+from ddlbench.planning.device_table import (
+    HOST_PARTS,
+    DeviceTable,
+    read_table,
+    table_of_profile,
+    write_table,
+)
 from ddlbench.planning.matrix import check_name
 
 DESCRIPTION = "device.yaml"
@@ -153,7 +159,7 @@ def device_of_profiles(profiles: Sequence[Profile]) -> Device:
         source=f"profiled by ddlbench at site {profiles[0].site}",
         date=dates[-1][:10] if dates else "",
         commit=", ".join(_values(provenance, "git_commit")),
-        lacks=("The optimiser and loading: they run on the host, as fast as it is.",),
+        lacks=(HOST_PARTS,),
     )
 
 

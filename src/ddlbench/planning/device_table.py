@@ -43,6 +43,8 @@ COLUMNS = ("block", "parameters", *_BYTES, *_SHARES)
 _TIMES = re.compile(r"(forward|backward)_s_at_([1-9]\d{0,8})")
 _NAME = re.compile(r"[\w-]{1,200}")
 _TENSOR = re.compile(r"(\w{1,200})=([1-9]\d{0,14})", re.ASCII)
+HOST_PARTS = "The optimiser and loading: they run on the host, as fast as it is."
+"""What no table of a device has."""
 _LARGEST = 1e15  # bytes or seconds; more is a mistake
 _DIGITS = 9  # of a time: below the resolution of every timer
 

@@ -33,7 +33,7 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.planning.block_costs import block_costs, cut_alike
-from ddlbench.planning.device_table import DeviceTable
+from ddlbench.planning.device_table import HOST_PARTS, DeviceTable
 from ddlbench.planning.partition.graph import GraphFile, GraphNode, graph_file, is_size
 from ddlbench.planning.partition.profiles import text_of
 from ddlbench.planning.workload import FLOAT32_BYTES, Block, backward_shares
@@ -43,7 +43,7 @@ LACKS = (
     "Buffers, such as the statistics of batch norm.",
     "Saved activations: each layer is taken to save the tensor that it reads, a sum nothing.",
     "The halves of the backward pass: half each of a layer with weights, both of batch norm.",
-    "The optimiser and loading: they run on the host, as fast as it is.",
+    HOST_PARTS,
 )
 _CONVOLUTION = re.compile(r"Conv(?:Transpose)?\dd\(\d+, (\d+),.*")
 _LINEAR = re.compile(r"Linear\(.*out_features=(\d+),.*")

@@ -141,6 +141,17 @@ def backward_peak_bytes(
     return max(peak, done)
 
 
+def why_uneven(batch_size: int, workers: int) -> Reason | None:
+    """Why a mini-batch cannot be shared equally; None if it can."""
+    if batch_size % workers == 0:
+        return None
+    return Reason(
+        "uneven_batch",
+        f"a mini-batch of {batch_size} does not divide over {workers} workers; make batch_size a "
+        f"multiple of {workers}",
+    )
+
+
 def data_parallel_bytes(
     workload: Workload,
     plan: Plan,
@@ -163,12 +174,9 @@ def data_parallel_bytes(
         ConfigError: the mini-batch does not divide over the ranks.
     """
     cell = plan.cell
+    if uneven := why_uneven(cell.batch_size, plan.world_size):
+        raise ConfigError(uneven)
     share = cell.batch_size / plan.world_size
-    if share != int(share):
-        raise ConfigError(
-            f"a mini-batch of {cell.batch_size} does not divide over {plan.world_size} workers; "
-            f"make batch_size a multiple of {plan.world_size}"
-        )
     samples, exist = share / micro_batches, gradients_stay or micro_batches > 1
     bytes_ = (
         workload.fixed_memory_bytes

@@ -21,12 +21,13 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, first_line
 from ddlbench.common.quantities import two_digits
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import EMULATED_COMPUTE
 
+_MAKE_ANEW = "make it anew: python validation/claims.py"
 _NEEDED = ("experiment", "claim", "verdict", "bed", "lacks", "rests_on", "cases", "share", "value")
 
 
@@ -65,13 +66,10 @@ def kept_verdicts(path: Path | None = None) -> list[KeptVerdict]:
         rows = pd.read_csv(path)
     except ValueError as error:  # pandas' own, and of text that is no UTF-8
         raise ConfigError(
-            f"{path}: no table of verdicts: {str(error).partition(chr(10))[0]}; make it anew: "
-            "python validation/claims.py"
+            f"{path}: no table of verdicts: {first_line(error)}; {_MAKE_ANEW}"
         ) from None
     if missing := [name for name in _NEEDED if name not in rows]:
-        raise ConfigError(
-            f"{path}: no column {missing[0]!r}; make it anew: python validation/claims.py"
-        )
+        raise ConfigError(f"{path}: no column {missing[0]!r}; {_MAKE_ANEW}")
     return [
         KeptVerdict(
             str(row["experiment"]),

@@ -99,7 +99,7 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
         return tuple(torch.device("cpu") for _ in process.devices)
     visible = torch.cuda.device_count()
     if visible == 0:
-        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
+        raise RuntimeError(NO_GPU)
     indices = process.devices
     if is_shared():
         as_own_host(process.rank)
@@ -126,6 +126,7 @@ def gpu_models(devices: Sequence[torch.device]) -> list[str]:
 
 # HIP looks at its variable first, and at CUDA's where it is not set. What ROCR_VISIBLE_DEVICES
 # hides, neither of them counts.
+NO_GPU = "the site says device: cuda, but torch finds no GPU on this node"
 _VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 

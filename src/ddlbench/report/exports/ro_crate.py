@@ -43,10 +43,11 @@ _OF_A_CELL = ("result.json", "failure.json", "plan.json", "steps.csv", "partitio
 _OF_AN_EXPERIMENT = ("tables/*", "figures/**/*", "predictions.json", "report.html")
 _CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 _CRATE = "https://w3id.org/ro/crate/1.1"
+_WORKFLOW_CRATE = "https://w3id.org/workflowhub/workflow-ro-crate/1.0"
 _PROFILES = {
     "https://w3id.org/ro/wfrun/process/0.5": "Process Run Crate",
     "https://w3id.org/ro/wfrun/workflow/0.5": "Workflow Run Crate",
-    "https://w3id.org/workflowhub/workflow-ro-crate/1.0": "Workflow RO-Crate",
+    _WORKFLOW_CRATE: "Workflow RO-Crate",
 }
 _BIOSCHEMAS = "https://bioschemas.org/profiles"
 _LANGUAGE = "https://w3id.org/workflowhub/workflow-ro-crate#snakemake"
@@ -233,10 +234,7 @@ class _Crate:
         yield {
             "@id": "ro-crate-metadata.json",
             "@type": "CreativeWork",
-            "conformsTo": [
-                _ref(_CRATE),
-                _ref("https://w3id.org/workflowhub/workflow-ro-crate/1.0"),
-            ],
+            "conformsTo": [_ref(_CRATE), _ref(_WORKFLOW_CRATE)],
             "about": _ref("./"),
         }
         yield {

@@ -157,10 +157,8 @@ def planned_lesson(lesson: Lesson) -> PlannedSchedule:
         raise ConfigError(
             f"--steps: {lesson.schedule} does not split a step; write --mini-batches instead"
         )
-    if lesson.stage_all_reduce != "sync" and lesson.schedule != "pipedream":
-        raise ConfigError(
-            f"--stage-all-reduce: {lesson.schedule} has no replicas of a stage; only pipedream has"
-        )
+    if lesson.stage_all_reduce != "sync":
+        _check_replicas(lesson, "--stage-all-reduce")
     if lesson.forward_passes > _MOST_PASSES:
         raise ConfigError(
             f"timeline: {lesson.forward_passes:,} forward passes of {lesson.schedule} are more "
@@ -170,16 +168,20 @@ def planned_lesson(lesson: Lesson) -> PlannedSchedule:
     return SCHEDULES[lesson.schedule](lesson)
 
 
+def _check_replicas(lesson: Lesson, option: str) -> None:
+    if lesson.schedule != "pipedream":
+        raise ConfigError(
+            f"{option}: {lesson.schedule} has no replicas of a stage; only pipedream has"
+        )
+
+
 def mini_batches_of_a_loader(lesson: Lesson) -> int:
     """Mini-batches of each replica of the first stage of a lesson with a division.
 
     Raises:
         ConfigError: the schedule is another, or its first stage's loaders are unequal.
     """
-    if lesson.schedule != "pipedream":
-        raise ConfigError(
-            f"--division: {lesson.schedule} has no replicas of a stage; only pipedream has"
-        )
+    _check_replicas(lesson, "--division")
     per_loader, rest = divmod(lesson.batches, lesson.replicas[0])
     if rest:
         raise ConfigError(
