@@ -187,15 +187,20 @@ def _progress(
         pairs.append(("", f"{len(running) - len(shown)} more run: --all"))
     ended = [cell for cell in cells if cell.finished]
     unfinished = {Status.RUNNING, Status.QUEUED, Status.NOT_RUN}
-    if not ended or not unfinished & {cell.state for cell in cells}:
-        return pairs
-    last = max(reversed(ended), key=lambda cell: cell.finished or "")
-    numbers = [] if last.step_median_s is None else [f"{duration_text(last.step_median_s)} a step"]
-    if last.strategy == BASE:
+    if ended and any(cell.state in unfinished for cell in cells):
+        last = max(reversed(ended), key=lambda cell: cell.finished or "")
+        pairs.append(("last ok", f"{names[last.cell_id]:{width}}  {_numbers(last)}"))
+    return pairs
+
+
+def _numbers(cell: CellStatus) -> str:
+    """``9 ms a step, 1.9x``: what a cell measured."""
+    numbers = [] if cell.step_median_s is None else [f"{duration_text(cell.step_median_s)} a step"]
+    if cell.strategy == BASE:
         numbers.append("base")
-    elif last.speedup is not None:
-        numbers.append(f"{ratio_text(last.speedup)}x")
-    return [*pairs, ("last ok", f"{names[last.cell_id]:{width}}  {', '.join(numbers)}")]
+    elif cell.speedup is not None:
+        numbers.append(f"{ratio_text(cell.speedup)}x")
+    return ", ".join(numbers)
 
 
 def _held(folder: Path, state: Status) -> tuple[Status, str, str] | None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
@@ -74,6 +74,7 @@ _LOCAL = re.compile(r"local batch size (\d+)")
 _SEQUENCE = re.compile(r"sequence length (\d+)")
 _TOTAL = re.compile(r"total steps (\d{1,12})")
 _DONE = re.compile(r"Training completed")
+_Values = tuple[float, float, float, float]  # tokens per second, TFLOPS, GiB, time of the line
 
 
 def lines_of(text: str) -> int:
@@ -84,16 +85,11 @@ def lines_of(text: str) -> int:
 def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
     lines = whole_lines(text)
-    by_step: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
-    validated: set[int] = set()
-    in_order: list[int] = []
-    for line in lines:
-        if match := _VALIDATION.search(line):
-            validated.add(int(match[1]))
-        if (match := _STEP.search(line)) and (tokens := real(match[3])):
-            in_order.append(int(match[1]))
-            memory, tflops = real(match[2]) or 0.0, real(match[4] or "") or 0.0
-            by_step[int(match[1])].append((tokens, tflops, memory, _seconds(line)))
+    logged = list(_steps(lines))
+    by_step: dict[int, list[_Values]] = defaultdict(list)
+    for number, step_values in logged:
+        by_step[number].append(step_values)
+    validated = {int(match[1]) for line in lines if (match := _VALIDATION.search(line))}
     numbers = sorted(by_step)
     values = _settings(lines, source)
     medians = {step: [*map(median, zip(*by_step[step], strict=True))] for step in numbers}
@@ -111,7 +107,7 @@ def read(text: str, source: str) -> LoggedRun:
             if step_s
             else "neither batch and devices nor times: no step_s"
         )
-    if begins_again(in_order):
+    if begins_again([number for number, _ in logged]):
         note = f"{note}; {AGAIN}" if note else AGAIN
     total = next((int(m[1]) for line in lines if (m := _TOTAL.search(line))), 0)
     if numbers and (0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)):
@@ -131,6 +127,14 @@ def read(text: str, source: str) -> LoggedRun:
         note=note,
         **values,
     )
+
+
+def _steps(lines: Sequence[str]) -> Iterator[tuple[int, _Values]]:
+    """The number and the values of each logged step, in the order of lines."""
+    for line in lines:
+        if (match := _STEP.search(line)) and (tokens := real(match[3])):
+            memory, tflops = real(match[2]) or 0.0, real(match[4] or "") or 0.0
+            yield int(match[1]), (tokens, tflops, memory, _seconds(line))
 
 
 def _seconds(line: str) -> float:
