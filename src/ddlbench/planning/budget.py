@@ -357,12 +357,9 @@ def faulty_inputs(cells: Iterable[Cell], site: Site, results_root: Path = RESULT
     """
     for path in sorted(_inputs(cells, site, results_root)):
         try:
-            if not path.is_file():
-                continue
-            if path.name == LINKS_FILE:
-                read_links(path)
-            else:
-                read_profile(path)
+            if path.is_file():
+                read = read_links if path.name == LINKS_FILE else read_profile
+                read(path)
         except ConfigError as error:
             yield str(error)
 

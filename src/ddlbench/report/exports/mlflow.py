@@ -95,32 +95,26 @@ class _Store:
             start_time=began_ms,
             run_name=f"{row['network']} {row['strategy']} {row['geometry']} rep{row['repeat']}",
         )
-        known_fields = {
-            column.name: (column, row[column.name])
-            for column in columns
-            if _is_known(row[column.name])
-        }
-        metrics = [
-            Metric(_name(name), float(value), ended_ms, 0)
-            for name, (column, value) in known_fields.items()
-            if name not in params and column.kind in ("integer", "number")
-        ]
+        metrics: list[Metric] = []
+        parameters: list[Param] = []
+        tags: dict[str, str] = {}
+        for column in columns:
+            value = row[column.name]
+            if not _is_known(value):
+                continue
+            name = _name(column.name)
+            if column.name in params:
+                parameters.append(Param(name, _text(value)[:_LONGEST_PARAM]))
+            elif column.kind in ("integer", "number"):
+                metrics.append(Metric(name, float(value), ended_ms, 0))
+            else:
+                tags[name] = _text(value)[:_LONGEST_TAG]
         for name, values in curves.items():
             metrics += [
                 Metric(f"steps.{name}", value, began_ms, step)
                 for step, value in enumerate(values)
                 if math.isfinite(value)
             ]
-        parameters = [
-            Param(_name(name), _text(value)[:_LONGEST_PARAM])
-            for name, (_, value) in known_fields.items()
-            if name in params
-        ]
-        tags = {
-            _name(name): _text(value)[:_LONGEST_TAG]
-            for name, (column, value) in known_fields.items()
-            if name not in params and column.kind not in ("integer", "number")
-        }
         tags |= {
             "mlflow.user": self._study.author,
             "mlflow.source.name": f"ddlbench {__version__}",
