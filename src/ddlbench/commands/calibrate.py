@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ddlbench.commands.options import matrix_at
+from ddlbench.commands.options import JSON, matrix_at
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import duration_text
@@ -84,7 +84,7 @@ _OF_CNNS = {name: _OF_RUNS[name] for name in ("campaign", "hold_out")}
 )
 @click.option("--output", type=_PATH, help="Of RUNS: write the file with the constants here.")
 @click.option("--geometry", help="Propose which runs of a decoder to measure on NODESxDEVICES.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 @click.pass_context
 def calibrate(
     context: click.Context,

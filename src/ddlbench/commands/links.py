@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import click
 
+from ddlbench.commands.options import JSON
 from ddlbench.common.captured_text import decoded
 from ddlbench.common.document import refuse_compressed
 from ddlbench.common.errors import ConfigError
@@ -229,7 +230,7 @@ class _Content:
 @click.option("--nodes", type=WholeNumber(1), help="Of the sweep; the file's if left out.")
 @click.option("--devices-per-node", type=WholeNumber(1), help="The file's if left out, or 8.")
 @click.option("--operation", type=click.Choice(OPERATIONS), help="Where the text does not tell.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def compare_command(
     *,
     sweep: Path,
@@ -463,7 +464,7 @@ def _rate_text(bytes_per_s: float) -> str:
     show_default=True,
     help="Of each node that has links inside.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def probe(
     *,
     bandwidth_mbit: float | None,

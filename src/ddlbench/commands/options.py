@@ -18,6 +18,13 @@ from ddlbench.experiment.paths import CONFIG, check_results, enter_project
 from ddlbench.experiment.site import Site, site_file
 from ddlbench.planning.matrix import MatrixRow, matrix_of
 
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+DEVICE_MEMORY = click.option(
+    "--device-memory-bytes",
+    type=WholeNumber(1),
+    help="Memory of one device, where profile and site do not say it.",
+)
+
 Selected = tuple[Experiment, Site, list[MatrixRow]]
 
 
@@ -101,7 +108,7 @@ def case_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."
             ),
-            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+            JSON,
         )
     ):
         command = option(command)

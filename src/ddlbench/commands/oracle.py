@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands import oracle_display as display
-from ddlbench.commands.options import with_matrix
+from ddlbench.commands.options import JSON, with_matrix
 from ddlbench.commands.oracle_scores import (
     read_command,
     roofline_command,
@@ -50,6 +50,12 @@ OUT = click.option("--out", type=_PATH, default=Path(), help="Folder; this one i
 CAMPAIGN = click.option(
     "--campaign", default=iterations.MAIN_CAMPAIGN, show_default=True, help="Its rows are read."
 )
+PLATFORM = click.option(
+    "--platform",
+    default=iterations.PLATFORM,
+    show_default=True,
+    help="Its name in config/platforms, or a file.",
+)
 MAX_DEVICES = click.option(
     "--max-devices", type=WholeNumber(1), help="Look no further; the platform's end if left out."
 )
@@ -76,14 +82,9 @@ def of_network(batch: str) -> Command:
             "--variant", type=click.Choice(list(cnn.VARIANTS)), default="corrected",
             show_default=True,
         ),
-        click.option(
-            "--platform",
-            default=iterations.PLATFORM,
-            show_default=True,
-            help="Its name in config/platforms, or a file.",
-        ),
+        PLATFORM,
         click.option("--batch-size", type=Number(), required=True, help=batch),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+        JSON,
     )  # fmt: skip
 
     def add(command: Callable[..., tuple[Any, list[str]]]) -> Command:
@@ -280,14 +281,9 @@ def _draw(figure: str, path: Path, *inputs: Any) -> None:
     show_default=True,
     help="Of predictions.json: any predictor.",
 )
-@click.option(
-    "--platform",
-    default=iterations.PLATFORM,
-    show_default=True,
-    help="Its name in config/platforms, or a file.",
-)
+@PLATFORM
 @CAMPAIGN
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def anomalies_command(
     *, runs: Path, limit: float, predictor: str, platform: str, campaign: str, as_json: bool
 ) -> None:

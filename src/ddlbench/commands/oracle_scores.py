@@ -16,6 +16,7 @@ from typing import Any, cast
 import click
 
 from ddlbench.commands.links import refuse_other_forms, text_of
+from ddlbench.commands.options import JSON
 from ddlbench.commands.oracle_display import accuracy_lines
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
@@ -48,7 +49,6 @@ from ddlbench.predict.transformer.run_scores import term_gains
 from ddlbench.predict.transformer.training_runs import ORIGINS
 
 _PATH = click.Path(path_type=Path)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 HOLD_OUT = click.option(
     "--hold-out",
     type=click.Choice(HOLD_OUTS),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ddlbench.commands.options import JSON
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import BYTES, TIMES, counted, duration_text, in_one_unit
 from ddlbench.common.screen import Number, WholeNumber, examples, paragraph, show, table
@@ -113,7 +114,7 @@ def _is_number(text: str) -> bool:
     type=WholeNumber(1),
     help="Samples of a mini-batch (a .json profile only); the largest measured if left out.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def partition(
     *,
     profile: Path,

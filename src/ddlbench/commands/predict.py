@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.options import case_options, cell_options, with_matrix
+from ddlbench.commands.options import DEVICE_MEMORY, case_options, cell_options, with_matrix
 from ddlbench.commands.questions import by_workflow, header, noisy_profile, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import BYTES, TIMES, counted, duration_text, in_one_unit
@@ -139,11 +139,7 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--dry-run", is_flag=True, help="Only predict; measure no cell.")
 @click.option("--trials", type=WholeNumber(1), default=3, show_default=True, help="Most cells.")
-@click.option(
-    "--device-memory-bytes",
-    type=WholeNumber(1),
-    help="Memory of one device, where profile and site do not say it.",
-)
+@DEVICE_MEMORY
 def largest_batch(
     *,
     strategy: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.options import cell_options
+from ddlbench.commands.options import DEVICE_MEMORY, cell_options
 from ddlbench.commands.questions import (
     Questions,
     by_workflow,
@@ -77,11 +77,7 @@ if TYPE_CHECKING:
 @click.option("--measure", type=WholeNumber(1), help="Measure up to so many candidates first.")
 @click.option("--budget-device-hours", type=Number(0, min_open=True), help="Of what is measured.")
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
-@click.option(
-    "--device-memory-bytes",
-    type=WholeNumber(1),
-    help="Memory of one device, where profile and site do not say it.",
-)
+@DEVICE_MEMORY
 @click.option("--why", is_flag=True, help="Also the parts of a step, and every reason in full.")
 @click.option(
     "--hardware",
