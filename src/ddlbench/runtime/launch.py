@@ -362,9 +362,13 @@ _GRACE_S = 5.0
 
 
 class Launch:
-    """Running processes of one cell; each child leads a session of its own."""
+    """Running processes of one cell; each child leads a session of its own.
 
-    def __init__(self) -> None:
+    ``port`` keeps the port of the rendezvous until the launch is stopped.
+    """
+
+    def __init__(self, port: socket.socket | None = None) -> None:
+        self._port = port
         self._children: list[subprocess.Popen[str]] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._open = 0
@@ -436,7 +440,7 @@ class Launch:
                     child.send_signal(signal.SIGUSR1)
 
     def stop(self) -> None:
-        """End every child and its process group: first SIGTERM, then SIGKILL."""
+        """End every child and its process group, first by SIGTERM, then by SIGKILL; free the port."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             running = [child for child in self._children if child.poll() is None]
             for child in running:
@@ -445,6 +449,8 @@ class Launch:
             limit = time.monotonic() + _GRACE_S
             while any(child.poll() is None for child in running) and time.monotonic() < limit:
                 time.sleep(0.05)
+        if self._port is not None:
+            self._port.close()
 
 
 @contextlib.contextmanager
@@ -498,14 +504,10 @@ class LocalLaunch(Launch):
 
 
 class SrunLaunch(Launch):
-    """One srun step over the nodes of the job that this process runs in; srun labels the lines.
-
-    ``port`` keeps the port of the rendezvous until the launch is stopped.
-    """
+    """One srun step over the nodes of the job that this process runs in; srun labels the lines."""
 
     def __init__(self, step: Step, site: Site, port: socket.socket | None = None) -> None:
-        super().__init__()
-        self._port = port
+        super().__init__(port)
         srun = srun_command(
             site,
             nodes=step.nodes,
@@ -515,11 +517,6 @@ class SrunLaunch(Launch):
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
         self.start([*srun, *options, *step.command], worker_environment(step))
-
-    def stop(self) -> None:
-        super().stop()
-        if self._port is not None:
-            self._port.close()
 
 
 def python_command(site: Site, *arguments: str) -> list[str]:

@@ -27,14 +27,7 @@ from ddlbench.common.owner import Owner, Writer
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import (
-    FAILURE_FILE,
-    REASON_CODES,
-    Failure,
-    Reason,
-    Status,
-    reason_of,
-)
+from ddlbench.experiment.status import FAILURE_FILE, Failure, Reason, Status, reason_of
 from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import why_too_large
 from ddlbench.planning.pipeline_stages import TooFewBlocks
@@ -383,7 +376,7 @@ def _ending(
             if failure.status == wanted:
                 return wanted, failure.of_cell()
     if outcome.timed_out:
-        return Status.TIMEOUT, Reason("time_limit", REASON_CODES["time_limit"])
+        return Status.TIMEOUT, Reason("time_limit", "the cell ran into the site's cell_timeout_s")
     if outcome.hung_s is not None:
         return Status.FAILED, Reason(
             "hang",

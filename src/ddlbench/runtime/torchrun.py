@@ -55,9 +55,8 @@ class TorchrunLaunch(Launch):
     """
 
     def __init__(self, step: Step, site: Site, listener: socket.socket) -> None:
-        super().__init__()
         host = listener.getsockname()[0]
-        self._port = keep_port(listener)
+        super().__init__(keep_port(listener))
         counts = Counter(process.node for process in step.processes)
         listed = ",".join(str(counts[node]) for node in range(step.nodes))
         endpoint = f"{host}:{free_port(host)}"
@@ -71,11 +70,6 @@ class TorchrunLaunch(Launch):
             )
             command = [*srun, "--kill-on-bad-exit=1", "--unbuffered", *command]
         self.start(command, {**worker_environment(step), _LABELS: "[${rank}] "})
-
-    def stop(self) -> None:
-        super().stop()
-        if self._port is not None:
-            self._port.close()
 
 
 def torchrun_options(node: int, counts: Sequence[int], endpoint: str, run: str) -> list[str]:
