@@ -440,7 +440,7 @@ class Launch:
                     child.send_signal(signal.SIGUSR1)
 
     def stop(self) -> None:
-        """End every child and its process group, first by SIGTERM, then by SIGKILL; free the port."""
+        """End every child and its process group: first SIGTERM, then SIGKILL; free the port."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             running = [child for child in self._children if child.poll() is None]
             for child in running:
