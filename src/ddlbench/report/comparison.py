@@ -80,9 +80,7 @@ def compared(
         for drawn, read in _READERS
         if name.startswith(drawn)
     ]
-    filled = [frame for frame in frames if len(frame)]
-    ours = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=_OURS)
-    both = theirs.merge(ours, on=KEYS, how="outer", sort=False)
+    both = theirs.merge(_joined(frames, _OURS), on=KEYS, how="outer", sort=False)
     return _finished(both, file.paper.figure)
 
 
@@ -122,8 +120,13 @@ def comparison() -> pd.DataFrame:
     """Every figure's printed values beside what the repository keeps of it."""
     printed = printed_values()
     frames = [compared(file, [kept_results(file)], printed) for file in read_papers()]
+    return _joined(frames, COLUMNS)
+
+
+def _joined(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """Frames as one, which has these columns even if all are empty."""
     filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(COLUMNS))
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(columns))
 
 
 def comparison_csv() -> str:
@@ -163,15 +166,12 @@ def _number(value: float) -> str:
     return "" if pd.isna(value) else _DIGITS % value
 
 
-# What the repository or a site holds of a figure, by what the figure draws.
-
-
 def _cells(results: FigureResults) -> pd.DataFrame:
-    """The configurations of a folder, with what every reader needs."""
+    """The configurations of a folder with their bed, repeats and setting."""
     rows = results.configurations
     beds = zip(rows["device_kind"], rows["processors"], strict=True)
-    made = rows.assign(bed=[bed_of(*both) for both in beds], repeats=rows["n"])
-    return made.assign(setting=_settings(made))
+    cells = rows.assign(bed=[bed_of(*texts) for texts in beds], repeats=rows["n"])
+    return cells.assign(setting=_settings(cells))
 
 
 def _settings(rows: pd.DataFrame) -> list[str]:
@@ -194,10 +194,10 @@ def _settings(rows: pd.DataFrame) -> list[str]:
 
 
 def _ours(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
-    made = rows.assign(quantity=quantity, measured=rows[column])
-    if "condition" not in made:
-        made = made.assign(condition="")
-    return made[_OURS]
+    ours = rows.assign(quantity=quantity, measured=rows[column])
+    if "condition" not in ours:
+        ours = ours.assign(condition="")
+    return ours[_OURS]
 
 
 def _speedups(results: FigureResults, _: str) -> pd.DataFrame:
@@ -282,11 +282,11 @@ def _measured(results: FigureResults, name: str, needed: Sequence[str]) -> pd.Da
     if "source" in rows:
         rows = rows[rows["source"] == "measured here"]
     cells = _cells(results)
-    made = {"bed": ", ".join(dict.fromkeys(cells["bed"])), "repeats": cells["repeats"].min()}
-    made["setting"] = [f"batch {batch:g}" for batch in rows.get("batch_size", ())] or ""
+    defaults = {"bed": ", ".join(dict.fromkeys(cells["bed"])), "repeats": cells["repeats"].min()}
+    defaults["setting"] = [f"batch {batch:g}" for batch in rows.get("batch_size", ())] or ""
     marks = rows["mark"].astype(object).fillna("") if "mark" in rows else ""
     rows = rows.assign(
-        **{key: value for key, value in made.items() if key not in rows}, status=marks
+        **{key: value for key, value in defaults.items() if key not in rows}, status=marks
     )
     return rows.assign(status=rows["status"].replace("", Status.OK.value))
 
