@@ -98,7 +98,8 @@ def measured_with_other_code(site: Site, cells: Iterable[Cell]) -> list[Cell]:
         with suppress(InvalidResult, OSError):
             if digest is not None:
                 then = read_result(result_file(site.name, cell.id)).inputs.network_digest
-                others += [cell] if then not in (None, digest) else []
+                if then not in (None, digest):
+                    others.append(cell)
     return others
 
 

@@ -227,7 +227,9 @@ def _token_split(
             pieces.append(piece.astype(f"<u{spec.token_bytes}"))
         else:
             pieces.append(piece)
-    tokens: Any = Stream(pieces) if len(pieces) > 1 else [*pieces, np.empty(0, np.int64)][0]
+    tokens: Any = np.empty(0, np.int64)
+    if pieces:
+        tokens = pieces[0] if len(pieces) == 1 else Stream(pieces)
     whole = TokenSplit(tokens, spec.sequence_length)
     wanted = 1 if shards.val else HELD_OUT
     if len(whole) < wanted:

@@ -329,7 +329,8 @@ class Shares:
         """
         taken_s = self._clock() - self._began_s
         pace = min(max(taken_s / self._planned_s, 0.3), 2.0) if self._planned_s else 1.0
-        this, *_ = left = self._parts[self._at :]
+        left = self._parts[self._at :]
+        this = left[0]
         budgets = sum(part.budgets for part in left)
         busy_s = taken_s + sum(part.fixed_s for part in left)
         wanted_s = max((self._aim_s - busy_s) / budgets, _LEAST_BUDGET_S)

@@ -346,7 +346,8 @@ def _glances(
                 glances.append(Glance.of(Cell.from_id(cell_id), result))
             elif cell_id not in finished.invalid and cell_id not in finished.left:
                 seen = glance(path, site, cell_id)
-                glances += [seen] if seen is not None and seen.status.is_result else []
+                if seen is not None and seen.status.is_result:
+                    glances.append(seen)
     return glances
 
 

@@ -189,7 +189,8 @@ def marks(shown: pd.DataFrame) -> list[str]:
     """Explain the marks of the figure, and name differing processors."""
     there = [OUT_OF_MEMORY] if (shown["status"] == Status.OUT_OF_MEMORY).any() else []
     for sign, column in _COLUMNS.items():
-        there += [sign] if any(_has(sign, value) for value in shown[column]) else []
+        if any(_has(sign, value) for value in shown[column]):
+            there.append(sign)
     limit = comparability.UNSTEADY_LIMIT
     parts = [sentence(f"mark {mark}", limit=limit) for mark in there]
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())

@@ -279,7 +279,8 @@ def _draw_lines(
             whisker(axes, row.x, ends, look.colour, gid="whisker")
             draw_point(axes, (row.x, row.samples_per_s), look, row, size=3.5)
         for row in rows_of(cells[cells["mark"] != ""]):
-            place = crosses[row.x] = crosses.get(row.x, -1) + 1
+            place = crosses.get(row.x, 0)
+            crosses[row.x] = place + 1
             ended = row.status != Status.TIMEOUT
             draw_cross(axes, row.x, look.colour if ended else NOT_ENDED, place)
 

@@ -110,8 +110,8 @@ class Channels:
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Start to send; the tensor must not change afterwards."""
-        kind, peer = channel = _channel(action)
-        sent = self._sent.setdefault(channel, deque())
+        kind, peer = _channel(action)
+        sent = self._sent.setdefault((kind, peer), deque())
         if len(sent) >= self._most:
             with self._spans.span("send_wait", action.micro_batch):
                 sent.popleft()[1].wait()
