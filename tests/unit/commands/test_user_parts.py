@@ -89,14 +89,14 @@ def test_what_is_remembered_of_a_library_s_network(folder: Path) -> None:
 
 
 def test_a_network_is_tried_again_when_what_it_imports_changes(folder: Path) -> None:
-    (folder / "own_parts_of").mkdir()
-    inner = folder / "own_parts_of" / "layers.py"
+    (folder / "user_parts_of").mkdir()
+    inner = folder / "user_parts_of" / "layers.py"
     inner.write_text("import own_cycle\n")
     (folder / "own_cycle.py").write_text("import own_importing, torch, no_such_module\n")
     beside = folder / "own_beside.py"
     beside.write_text("")
     (folder / "own_importing.py").write_text(
-        "def net(spec):\n    from own_parts_of import layers\n"
+        "def net(spec):\n    from user_parts_of import layers\n"
     )
     key = key_of("own_importing:net", "cifar10")
     beside.write_text("# of another network")
