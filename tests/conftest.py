@@ -13,6 +13,9 @@ from hypothesis import settings
 
 from ddlbench.common import entry_points
 from ddlbench.experiment import registry
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.report.exports.registry import EXPORTS
+from ddlbench.report.registry import FIGURES
 
 # A shared machine may take its time: no test asserts on the wall clock.
 settings.register_profile("few", deadline=None, max_examples=40)
@@ -58,6 +61,8 @@ def third_party(tmp_path, monkeypatch):
     def forget() -> None:
         entry_points.third_party.cache_clear()
         registry.known.cache_clear()
+        for parts in (DATASETS, EXPORTS, FIGURES, registry.NETWORKS):
+            parts._loaded.clear()  # the next package may have a module of the same name
 
     def install(module: str, source: str, groups: dict[str, dict[str, str]]) -> None:
         folder = tmp_path / f"site-{module}"

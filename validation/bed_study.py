@@ -147,7 +147,8 @@ class Study:
             sys.exit(f"{source.relative_to(ROOT)} is missing: measure the study first")
         shutil.rmtree(self.folder / "results", ignore_errors=True)
         with tarfile.open(source, "r:xz") as kept:
-            kept.extractall(self.folder, filter="data")
+            kept.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+            kept.extractall(self.folder)
 
     def keep(self, source: Path, target: Path) -> None:
         """Copy a figure or table of the study into the documentation."""

@@ -88,7 +88,8 @@ def test_what_was_kept_is_of_the_form_that_is_read(kept: Path, tmp_path: Path) -
     """Results, links and profiles of studies whose tables ``--report`` makes anew."""
     readers = {"result.json": read_result, "links.json": read_links, "profile.json": read_profile}
     with tarfile.open(kept) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+        archive.extractall(tmp_path)
     files = [path for path in tmp_path.rglob("*.json") if path.name in readers]
     assert any(path.name == "result.json" for path in files)
     for path in files:

@@ -155,7 +155,8 @@ def _mended(archive: Path, work: Path) -> Path:
     source = work / HOROVOD
     shutil.rmtree(source, ignore_errors=True)
     with tarfile.open(archive) as packed:
-        packed.extractall(work, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+        packed.extractall(work)
     for name, text, instead in _MENDED:
         path = source / name
         before = path.read_text(encoding="utf-8")
