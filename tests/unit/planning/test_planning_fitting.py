@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.planner import compared_micro_batches, fitted, micro_batch_counts
 from ddlbench.planning.strategy import normalise, strategy_of
 from ddlbench.predict.question import Question
+from ddlbench.strategies.pipelining.descriptor import PipeliningOptions
 
 
 def question(geometry: str, batch_size: int, network: str = "vgg11", **options) -> Question:
@@ -98,6 +101,23 @@ def test_other_options_are_compared(strategy, geometry, options, others) -> None
     first, *more = (dict(cell.options) for cell in case.cells(strategy))
     assert more == others
     assert first not in more
+
+
+def test_the_number_with_the_shortest_predicted_step_was_the_fastest_measured_one() -> None:
+    """As docs/validation/README.md says of the searches that are kept."""
+    table = pd.read_csv(project_root() / "docs" / "validation" / "tuning.csv")
+    cases = table[table["chunks"].notna()].groupby(["search", "batch_size"])
+    gains = []
+    for (search, batch_size), rows in cases:
+        stages = 4 if "1x4" in search else 2
+        default = PipeliningOptions.chunks
+        compared = {default, *compared_micro_batches(batch_size, stages)}
+        rates = rows[rows["chunks"].isin(compared)].set_index("chunks")
+        taken = rates["predicted_samples_per_s"].idxmax()
+        assert taken == rates["samples_per_s"].idxmax()
+        gains.append(rates["samples_per_s"][taken] / rates["samples_per_s"][default] - 1)
+    assert len(gains) == 6
+    assert round(max(gains), 2) == 0.14
 
 
 def test_twice_as_many_servers_are_compared() -> None:
