@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.memory import data_parallel_bytes, why_uneven
+from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.plan import Plan, Process, placement_of_groups
 from ddlbench.planning.step import (
     LINK,
@@ -40,6 +40,7 @@ from ddlbench.planning.step import (
     blocking,
     summed_gradients,
     transport_of,
+    why_uneven,
     worker_tasks,
 )
 from ddlbench.planning.strategy import Strategy, workers_of

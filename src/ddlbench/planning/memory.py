@@ -46,6 +46,7 @@ from ddlbench.planning.pipeline import Pipeline, PlannedStage
 from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
+from ddlbench.planning.step import why_uneven
 from ddlbench.planning.workload import Block, Workload, profile_at
 
 
@@ -139,17 +140,6 @@ def backward_peak_bytes(
         peak = max(peak, moment)
         saved -= block.saved_bytes
     return max(peak, done)
-
-
-def why_uneven(batch_size: int, workers: int) -> Reason | None:
-    """Why a mini-batch cannot be shared equally; None if it can."""
-    if batch_size % workers == 0:
-        return None
-    return Reason(
-        "uneven_batch",
-        f"a mini-batch of {batch_size} does not divide over {workers} workers; make batch_size a "
-        f"multiple of {workers}",
-    )
 
 
 def data_parallel_bytes(

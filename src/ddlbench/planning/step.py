@@ -105,6 +105,17 @@ class GroupOptions(Options):
     """Devices that compute the same samples together; 0 takes the devices of a node."""
 
 
+def why_uneven(batch_size: int, workers: int) -> Reason | None:
+    """Why a mini-batch cannot be shared equally; None if it can."""
+    if batch_size % workers == 0:
+        return None
+    return Reason(
+        "uneven_batch",
+        f"a mini-batch of {batch_size} does not divide over {workers} workers; make batch_size a "
+        f"multiple of {workers}",
+    )
+
+
 def uneven_groups(cell: Cell, size: int) -> str | None:
     """Why the devices do not make equal groups of ``size`` with equal samples; None if they do."""
     devices = cell.devices
