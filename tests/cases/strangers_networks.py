@@ -90,6 +90,16 @@ def hooked_weight(spec):
     return network
 
 
+def _clamp(weight):
+    weight.grad.clamp_(-0.01, 0.01)
+
+
+def hooked_after(spec):
+    network = _small(spec)
+    network[4].weight.register_post_accumulate_grad_hook(_clamp)
+    return network
+
+
 class Recomputed(nn.Module):
     """A part that is computed again in the backward pass (pipedream#22, pytorch#97436)."""
 

@@ -189,6 +189,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         complex=tuple(name for name, weight in trained.items() if weight.is_complex()),
         bfloat16=tuple(n for n, weight in trained.items() if weight.dtype == torch.bfloat16),
         hooked=tuple(name for name, weight in trained.items() if _is_hooked(weight)),
+        hooked_after=tuple(name for name, weight in trained.items() if _is_hooked_after(weight)),
         whole_numbers=tuple(n for n, weight in weights.items() if not _has_gradient(weight)),
         mixed_types=tuple(name for name, block in network._modules.items() if _mixed(block)),
         trains=step.trains,
@@ -242,7 +243,11 @@ def _with_a_copy(_block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def _is_hooked(weight: Tensor) -> bool:
-    return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
+    return bool(weight._backward_hooks) or _is_hooked_after(weight)
+
+
+def _is_hooked_after(weight: Tensor) -> bool:
+    return bool(getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
 def _mixed(block: nn.Module | None) -> bool:

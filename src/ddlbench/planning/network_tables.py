@@ -282,6 +282,7 @@ class NetworkTraits(Form):
         complex: trained weights of complex numbers.
         bfloat16: trained weights of that type.
         hooked: weights with hooks on their gradient, which a copy of the weight would lose.
+        hooked_after: those of them whose hook runs once a pass has accumulated the gradient.
         whole_numbers: parameters of whole numbers, which no optimiser trains.
         mixed_types: blocks whose trained weights are of several types.
         trains: whether a gradient reaches any weight.
@@ -310,6 +311,7 @@ class NetworkTraits(Form):
     complex: tuple[str, ...] = ()
     bfloat16: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
+    hooked_after: tuple[str, ...] = ()
     whole_numbers: tuple[str, ...] = ()
     mixed_types: tuple[str, ...] = ()
     trains: bool = True

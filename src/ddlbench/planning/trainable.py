@@ -57,6 +57,13 @@ def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
             f"with {plan.cell.strategy} each pass sees one sample, and batch norm needs two or "
             f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
         )
+    if traits.hooked_after and plan.parts > 1:
+        return Reason(
+            "weights_unsupported",
+            "hooks change the gradient that a pass has accumulated "
+            f"({named(traits.hooked_after)}), and with {plan.cell.strategy} a pass sees a part of "
+            "the batch; leave out register_post_accumulate_grad_hook, or train on one device",
+        )
     if traits.written_by_samples and plan.parts > 1:
         names = named(traits.written_by_samples)
         return Reason(

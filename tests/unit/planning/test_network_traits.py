@@ -70,6 +70,17 @@ def test_a_trait_is_refused_by_those_that_cannot_train_it(trait):
     assert refusing == REFUSED[trait]
 
 
+def test_a_hook_of_an_accumulated_gradient_needs_passes_of_the_whole_batch():
+    weights = ("b.weight",)
+    traits = NetworkTraits(blocks=BLOCKS, hooked=weights, hooked_after=weights)
+    whole = {
+        strategy
+        for strategy in SHIPPED_STRATEGIES
+        if strategy != "deepspeed" and why_not_trained(traits, plan_of(strategy)) is None
+    }
+    assert whole == {"sequential", "model-parallel"}
+
+
 def test_the_sentence_names_the_weights_and_what_to_write():
     traits = NetworkTraits(blocks=BLOCKS, strided=("a.weight", "b.weight", "c.weight"))
     reason = why_not_trained(traits, plan_of("horovod"))
