@@ -67,20 +67,10 @@ class Tables:
     validation: pd.DataFrame
 
 
-def conform(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
-    """``frame`` with exactly these columns, in their order and kinds."""
-    typed = {
-        column.name: _typed(frame.get(column.name, None), column.kind, frame) for column in columns
-    }
-    return pd.DataFrame(typed, columns=[column.name for column in columns])
-
-
-def frame_of(records: Iterable[dict[str, Any]], columns: Sequence[Column]) -> pd.DataFrame:
-    """Make a conforming table of a mapping for each row; a missing key is unknown."""
+def frame_of(records: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> pd.DataFrame:
+    """Make a table of a mapping for each row; a missing key is unknown."""
     rows = list(records)
-    names = [column.name for column in columns]
-    by_name = {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in names}
-    return conform(pd.DataFrame(by_name), columns)
+    return _frame(lambda name: [row.get(name) for row in rows], columns)
 
 
 def read_columns(lines: Iterable[str], columns: Sequence[Column]) -> dict[str, list[Any]]:
@@ -157,7 +147,9 @@ def read_table(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
 
 @lru_cache(maxsize=12)  # every figure reads the same tables
 def _read(path: Path, _mtime_ns: int, _size: int, columns: tuple[Column, ...]) -> pd.DataFrame:
-    return conform(pd.read_csv(path, dtype=str, keep_default_na=False), columns)
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    unknown = [""] * len(frame)
+    return _frame(lambda name: frame.get(name, unknown), columns)
 
 
 def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
@@ -200,10 +192,16 @@ _READERS: dict[Kind, tuple[Any, Any, Callable[[Any], Any]]] = {
 }
 
 
-def _typed(values: pd.Series | None, kind: Kind, frame: pd.DataFrame) -> pd.Series:
-    if values is None:
-        values = pd.Series([None] * len(frame), index=frame.index, dtype=object)
-    known = values.astype(object).where(values.notna() & (values.astype(object) != ""), None)
-    dtype, unknown, read = _READERS[kind]
-    fields = [unknown if value is None else read(value) for value in known]
-    return pd.Series(fields, index=frame.index, dtype=dtype)
+def _frame(fields_of: Callable[[str], Iterable[Any]], columns: Sequence[Column]) -> pd.DataFrame:
+    """A table of fields that are read as their columns' kinds say."""
+    read = {column.name: _fields(fields_of(column.name), column.kind) for column in columns}
+    return typed_frame(read, columns)
+
+
+def _fields(values: Iterable[Any], kind: Kind) -> list[Any]:
+    _, unknown, read = _READERS[kind]
+    return [unknown if _is_unknown(value) else read(value) for value in values]
+
+
+def _is_unknown(value: Any) -> bool:
+    return value is pd.NA or value in (None, "") or (isinstance(value, float) and math.isnan(value))
