@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-# An executor's module, and a step with its optimiser and meter. What a library imports when its
-# wrapper is made, as DDP's, is not in it.
+# A user's network, an executor's module, and a step with its optimiser and meter. What a library
+# imports when its wrapper is made, as DDP's, is not in it.
 _RANK = """
 import sys
 import torch
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.factory import build_with_traits
 from ddlbench.runtime import worker
 from ddlbench.runtime.meters import LiveTensors
 from ddlbench.strategies.training import SGD
 import ddlbench.strategies.{family}.executor
 
+network, traits = build_with_traits("cases.strangers_networks:batch_norm", DATASETS["mnist"], 1)
+assert traits.needs_two_samples
 weight = torch.nn.Parameter(torch.ones(2))
 optimizer = SGD([weight], lr=0.1, momentum=0.9)
 with LiveTensors().watching():
@@ -34,9 +40,12 @@ print(sorted(heavy & sys.modules.keys()))
     "family",
     ["ddp", "horovod", "local_sgd", "parameter_server", "pipedream", "splits", "torchgpipe"],
 )
-def test_executors_optimiser_and_meter_import_no_compiler(family: str) -> None:
+def test_network_executor_optimiser_and_meter_import_no_compiler(family: str) -> None:
     command = [sys.executable, "-c", _RANK.format(family=family)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    tests = str(Path(__file__).parents[1])
+    modules = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": modules}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr
 
 

@@ -134,7 +134,7 @@ def look_at(cell: Cell, _rank: int, _store: Store | None) -> Look:
         operations = try_out(cell.network, spec)
         small = spec.input_bytes < _LARGE_SAMPLE_BYTES and operations < _MANY_OPERATIONS
         floating: Floating = "float64" if small and _trains_in_float64(cell) else "as built"
-        built_network, traits = build_with_traits(cell.network, spec, cell.seed)
+        built_network, traits = build_with_traits(cell.network, spec, cell.seed, with_pairs=True)
     except BlockFails as error:
         return Look(len(built(cell)), NetworkTraits(), "as built", None, str(error))
     except BaseException as error:

@@ -78,9 +78,13 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
 
 
 def build_with_traits(
-    network: str, spec: DatasetSpec, seed: int
+    network: str, spec: DatasetSpec, seed: int, *, with_pairs: bool = False
 ) -> tuple[nn.Sequential, NetworkTraits]:
-    """A network, and the traits that decide who can train it; a built-in network is not tried."""
+    """A network, and the traits that decide who can train it; a built-in network is not tried.
+
+    ``with_pairs``: pairs of linear layers are looked for, for which torch imports its compiler:
+    that takes a second and 72 MB.
+    """
     accelerator = Accelerator.of_this_process()
     if accelerator is not None:
         torch.set_flush_denormal(True)  # sums of memory that nobody wrote would take long
@@ -93,10 +97,10 @@ def build_with_traits(
         made = out_of_place(_checked(network, factory(spec), spec, compare=True))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
-    return made, _traits(made, spec)
+    return made, _with_pairs(made, spec) if with_pairs else inspect(made, spec)
 
 
-def _traits(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
+def _with_pairs(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
     return replace(inspect(network, spec), pairs=known_pairs(network, spec))
 
 
@@ -363,10 +367,10 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
     """
     _, blocks, work = _tried(network, spec)
     if sum(tensor.nbytes for tensor in tensors_of(blocks)) > _BUILT_BYTES:
-        return TriedNetwork(work, _traits(blocks.to("meta"), spec))
+        return TriedNetwork(work, _with_pairs(blocks.to("meta"), spec))
     where = f"network {network!r}"
     try:
-        built, traits = build_with_traits(network, spec, seed=0)
+        built, traits = build_with_traits(network, spec, seed=0, with_pairs=True)
     except ConfigError:
         raise
     except Exception as error:

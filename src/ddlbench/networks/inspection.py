@@ -261,14 +261,17 @@ def _has_gradient(tensor: Tensor) -> bool:
 
 def _try_step(network: nn.Sequential, spec: DatasetSpec) -> _Step:
     """A step that computes, of a small network; else one on fake tensors, if it can run so."""
-    small = sum(tensor.nbytes for tensor in tensors_of(network)) <= _COMPUTED_BYTES
-    for computes in (True,) if small else (False, True):
+    for computes in (True,) if _is_small(network) else (False, True):
         with seeded(0):
             try:
                 return _step(network, spec, computes=computes)
             except Exception:  # fake tensors or this CPU cannot: training tells what is wrong
                 continue
     return _Step()
+
+
+def _is_small(network: nn.Module) -> bool:
+    return sum(tensor.nbytes for tensor in tensors_of(network)) <= _COMPUTED_BYTES
 
 
 def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step:
@@ -436,9 +439,11 @@ def _computing(computes: bool) -> AbstractContextManager[object]:
 
 def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:
     """Whether a pass of one sample fails because there is nothing to normalise over."""
+    computes = _is_small(network)
     try:
-        with seeded(0), _computing(False), torch.enable_grad():
-            copy_without_data(network).train()(made_up_inputs(spec, 1, "cpu"))
+        with seeded(0), _computing(computes), torch.enable_grad():
+            double = copy_of(network) if computes else copy_without_data(network)
+            double.train()(made_up_inputs(spec, 1, "cpu"))
     except ValueError as error:
         return _NORMALISED in str(error)
     except Exception:  # what fake tensors cannot do is no trait

@@ -78,6 +78,7 @@ class Strategy:
             decides, :meth:`is_synchronous` tells.
         takes_turns: on CPUs its devices compute one after the other.
         splits_layers: its devices compute parts of a layer, which no accelerator emulates.
+        splits_pairs: what it splits are pairs of linear layers, which traits must tell then.
         requires: packages it imports besides torch.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
         install: how to get them, for whoever lacks one.
@@ -102,6 +103,7 @@ class Strategy:
     synchronous: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = False
     splits_layers: ClassVar[bool] = False
+    splits_pairs: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     install: ClassVar[str] = "see envs/README.md"

@@ -78,7 +78,9 @@ def initial_state(
     """
     cell, spec = plan.cell, DATASETS[plan.cell.dataset]
     settings = settings_now()
-    network, traits = build_with_traits(cell.network, spec, cell.seed)
+    network, traits = build_with_traits(
+        cell.network, spec, cell.seed, with_pairs=plan.strategy.splits_pairs
+    )
     if traits.batch_norm and not traits.blocks and samples_per_pass(plan) == 1:
         traits = inspect(network, spec)  # a built-in network, too, may have too few samples
     if (why := why_not_trained(traits, plan, device_kind)) is not None:

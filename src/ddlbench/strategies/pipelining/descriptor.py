@@ -419,6 +419,7 @@ class DataTensorPipe(OneFOneB):
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:DataTensorPipeExecutor"
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     splits_layers: ClassVar[bool] = True
+    splits_pairs: ClassVar[bool] = True
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[type[Options]] = DataTensorPipeOptions

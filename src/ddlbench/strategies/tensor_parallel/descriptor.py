@@ -237,6 +237,7 @@ class TensorParallel(Grouped):
     colour: ClassVar[str] = "#6A3D9A"
     marker: ClassVar[str] = "$\\bigstar$"
     executor: ClassVar[str] = "ddlbench.strategies.tensor_parallel.executor:TensorParallelExecutor"
+    splits_pairs: ClassVar[bool] = True
     predictors: ClassVar[tuple[str, ...]] = ("linear-pairs",)
     # As the splits, not ranked by a recommender of single models on CPUs, where the host's time for
     # DTensor's operations is not modelled.
