@@ -33,7 +33,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.ranking import Candidate, prediction_interval_s, rank
-from ddlbench.predict.recommend import candidate_of, result_of
+from ddlbench.predict.recommend import candidate_of, result_of, unwritten_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,29 +156,33 @@ def largest_batch(
     question = questions.single_of(strategy)
     devices = question.devices
     large = question.with_batch(64 * devices * max(1, devices - 1))
-    cell = large.cell(strategy).with_(batch_size=1)
-    smallest = batches.smallest_batch(cell, site.accelerator)
-    candidate = assess(cell.with_(batch_size=smallest), here)
+    cells = [cell.with_(batch_size=1) for cell in large.cells(strategy)]
+    smallest = batches.smallest_batch(cells[0], site.accelerator)
+    candidate = assess(cells[0].with_(batch_size=smallest), here)
     if candidate.bound is None:
         raise ConfigError(f"{strategy}: {candidate.reason or candidate.unpredicted}")
     if candidate.beyond and not dry_run:
         raise ConfigError(f"{candidate.beyond}; --dry-run predicts it")
-    workload = here.inputs.workload(cell)
+    workload = here.inputs.workload(cells[0])
     capacity = device_memory_bytes or capacity_bytes(workload.device_memory_bytes, site)
     if capacity is None:
         raise ConfigError(
             f"the memory of a device of site {site.name} is unknown; give --device-memory-bytes, "
             "or memory_per_device_mb in the site file"
         )
-    memory = batches.MemoryOfBatches(cell, site, workload, capacity)
+    memory = batches.roomiest(
+        [batches.MemoryOfBatches(cell, site, workload, capacity) for cell in cells]
+    )
     measure = by_workflow(questions, lambda each: f"{each.strategy} with {each.batch_size} samples")
     largest = batches.largest_batch(
         memory, None if dry_run else measure, lambda each: result_of(each, site.name), trials
     )
-    sentences = batches.batch_advice(largest, memory)
+    options_text = unwritten_options(question, memory.cell)
+    sentences = batches.batch_advice(largest, memory, options_text)
     sentences += [candidate.beyond_sentence] if candidate.beyond else []
     lines = [part for sentence in sentences for part in paragraph(sentence)]
-    show(asdict(largest), lines, as_json=as_json)
+    values = asdict(largest) | {"options": dict(memory.cell.options)}
+    show(values, lines, as_json=as_json)
 
 
 @click.command(

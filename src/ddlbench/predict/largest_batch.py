@@ -8,7 +8,8 @@ The largest batch is by the memory model, and confirmed by a cell::
                               a short cell: ok -> this one;  out of memory -> a tenth less, again
 
 ``unit`` is the smallest batch that the strategy can cut: a sample a worker, or one a micro-batch.
-Running out of memory is an answer, not a failure.
+Running out of memory is an answer, not a failure. Of the options that ``recommend`` compares, those
+with the largest predicted batch are taken: more micro-batches need less memory, for instance.
 
 Several geometries in one question show what more devices bring, at the same batch::
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
@@ -76,6 +78,33 @@ class MemoryOfBatches:
         room = room_of(self.workload, plan, devices, self.site, self.capacity_bytes)
         assert room is not None
         return room
+
+    @cached_property
+    def unit(self) -> int:
+        """The smallest batch that the strategy can cut.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return smallest_batch(self.cell, self.site.accelerator)
+
+    @cached_property
+    def most(self) -> int:
+        """The largest batch of which an epoch has enough steps to communicate once."""
+        rounds = math.ceil(
+            strategy_of(self.cell.strategy).round_steps(self.cell) / self.cell.epochs
+        )
+        return DATASETS[self.cell.dataset].num_train // rounds
+
+    @cached_property
+    def predicted(self) -> int:
+        """The largest batch by the memory model; 0 if none fits."""
+        return predicted_largest(self, self.unit, self.most)
+
+
+def roomiest(memories: Sequence[MemoryOfBatches]) -> MemoryOfBatches:
+    """Which of several options of a strategy fits the largest batch; the first of equals."""
+    return max(memories, key=lambda memory: memory.predicted)
 
 
 @dataclass
@@ -144,14 +173,8 @@ def largest_batch(
     Raises:
         ConfigError: a cell ended otherwise than well or out of memory, or there is no model.
     """
-    unit = smallest_batch(memory.cell, memory.site.accelerator)
-    # An epoch of larger batches has fewer steps than the strategy needs to communicate once.
-    rounds = math.ceil(
-        strategy_of(memory.cell.strategy).round_steps(memory.cell) / memory.cell.epochs
-    )
-    most = DATASETS[memory.cell.dataset].num_train // rounds
-    predicted = predicted_largest(memory, unit, most)
-    limit = "the dataset" if predicted + unit > most else "memory"
+    unit, predicted = memory.unit, memory.predicted
+    limit = "the dataset" if predicted + unit > memory.most else "memory"
     largest = LargestBatch(unit, predicted, predicted, None, limit)
     size = predicted
     while size:
@@ -179,8 +202,8 @@ def largest_batch(
     return largest
 
 
-def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
-    """What was found, in sentences."""
+def batch_advice(largest: LargestBatch, memory: MemoryOfBatches, options: str = "") -> list[str]:
+    """What was found, in sentences; ``options`` are those that the batch needs."""
     if not largest.predicted:
         used = _used(memory.room(largest.unit))
         return [f"No batch fits: {counted(largest.unit, 'sample')}, the fewest, would take {used}."]
@@ -195,8 +218,9 @@ def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
             "No batch was confirmed; predict a smaller one with --device-memory-bytes.",
         ]
     how = "confirmed by a cell" if largest.confirmed else "predicted, not measured"
+    with_options = f" with {options}" if options else ""
     return [
-        f"Largest batch: {counted(largest.batch_size, 'sample')} a step ({how}); "
+        f"Largest batch: {counted(largest.batch_size, 'sample')} per step{with_options} ({how}); "
         f"{_used(memory.room(largest.batch_size))} predicted, limited by {largest.limit}.",
         *measured,
     ]

@@ -114,17 +114,20 @@ def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candi
     """Candidates whose options were fitted to the geometry and the batch, by these options."""
     by_options: dict[str, list[Candidate]] = {}
     for candidate in ranking.ranked:
-        strategy = candidate.strategy
-        written = question.written_options(strategy)
-        defaults = strategy_of(strategy).options.defaults()
-        options = [
-            f"{name}={value}"
-            for name, value in candidate.cell.options
-            if written.get(name, defaults[name]) != value and name != "balance"
-        ]
-        if options:
-            by_options.setdefault(", ".join(options), []).append(candidate)
+        if options := unwritten_options(question, candidate.cell):
+            by_options.setdefault(options, []).append(candidate)
     return by_options
+
+
+def unwritten_options(question: Question, cell: Cell) -> str:
+    """``chunks=8``: the options of a cell that are no defaults, and that nobody wrote."""
+    written = question.written_options(cell.strategy)
+    defaults = strategy_of(cell.strategy).options.defaults()
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in cell.options
+        if written.get(name, defaults[name]) != value and name != "balance"
+    )
 
 
 def dividing_batches(

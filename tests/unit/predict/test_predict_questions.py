@@ -238,24 +238,33 @@ def test_a_prediction_above_its_bound_is_told_as_such():
     assert answer["predictions"][0]["step_s"] > 0
 
 
+def largest_batch(strategy: str, *words: str) -> tuple[int, dict, str]:
+    """The predicted largest batch, its options, and what is printed."""
+    line = f"recommend largest-batch --strategy {strategy} --network vgg11 --dataset mnist"
+    line += " --geometry 1x4 --dry-run --device-memory-bytes 200000000"
+    ended = [
+        CliRunner().invoke(commands, [*line.split(), *words, *more], catch_exceptions=False)
+        for more in (["--json"], [])
+    ]
+    answer = json.loads(ended[0].stdout)
+    return answer["batch_size"], answer["options"], " ".join(ended[1].output.split())
+
+
 def test_the_largest_batch_has_options_that_suit_a_large_batch():
     """Not those that are fitted to a batch of one sample."""
-    words = ["recommend", "largest-batch", "--strategy", "gpipe", "--network", "vgg11"]
-    words += [
-        "--dataset",
-        "mnist",
-        "--geometry",
-        "1x4",
-        "--dry-run",
-        "--json",
-        "--device-memory-bytes",
-        "200000000",
-    ]
-    actual, written = (
-        json.loads(CliRunner().invoke(commands, [*words, *more]).stdout)["batch_size"]
-        for more in ((), ("--option", "gpipe.chunks=4"))
-    )
-    assert actual == written > 0
+    assert largest_batch("gpipe", "--option", "gpipe.chunks=4")[0] > 4
+    assert largest_batch("gpipe")[1]["chunks"] >= 4
+
+
+@pytest.mark.parametrize("strategy", ["gpipe", "pipe-1f1b"])
+def test_the_largest_batch_is_of_the_number_of_micro_batches_that_fits_most(strategy):
+    by_chunks = {
+        chunks: largest_batch(strategy, "--option", f"{strategy}.chunks={chunks}")[0]
+        for chunks in (4, 8, 16)
+    }
+    size, options, sentences = largest_batch(strategy)
+    assert size == max(by_chunks.values()) == by_chunks[options["chunks"]] > by_chunks[4]
+    assert f"with chunks={options['chunks']} (" in sentences
 
 
 def test_the_largest_batch_of_a_dry_run():
