@@ -8,7 +8,8 @@
       |__#__#__#____M___
         group 1  group 2
 
-A stale number is pale; signs stand above it.
+A stale number is pale; signs stand above it. Where strategies stand side by side, each bar has its
+strategy's marker at its foot, for readers who see no colours.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Bar:
     mark: str = ""
     stale: bool = False
     signs: str = ""
+    marker: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def bar_groups(
     group: str = "network",
     slot: str = "dataset",
     without: str = "",
+    marked: bool = False,
 ) -> list[Group]:
     """Groups of bars, in each a slot for each look.
 
@@ -106,6 +109,7 @@ def bar_groups(
         group: column that says in which group the bar of a row stands.
         slot: column that says in which slot.
         without: signs that stand elsewhere, or nowhere.
+        marked: bars have the marker of their strategy.
     """
     bars = {
         (getattr(row, group), getattr(row, slot)): Bar(
@@ -115,6 +119,7 @@ def bar_groups(
             row.mark,
             row.stale,
             signs(row, without),
+            strategy_look(row.strategy).marker if marked else "",
         )
         for row in rows_of(part)
     }
@@ -260,6 +265,25 @@ def patch(colour: str, look: DatasetLook) -> Patch:
     return Patch(**bar_style(colour, look))
 
 
+def marked_patch(strategy: str, look: DatasetLook) -> tuple[Patch, Line2D, Line2D]:
+    """Make a legend's sample of a strategy's bar that has its marker."""
+    of_strategy = strategy_look(strategy)
+    return patch(of_strategy.colour, look), *_bar_marker(of_strategy.marker)
+
+
+_DISC_PT, _MARKER_PT = 5.6, 3.4
+_MARKER_AT = 0.05  # above the foot, as a share of the axes
+
+
+def _bar_marker(marker: str) -> tuple[Line2D, Line2D]:
+    """A white disc and a strategy's marker on it, to be seen on every colour and hatch."""
+    plain_style: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0.0}
+    return (
+        Line2D([], [], marker="o", markersize=_DISC_PT, color="white", **plain_style),
+        Line2D([], [], marker=marker, markersize=_MARKER_PT, color="black", **plain_style),
+    )
+
+
 def hollow(colour: str = "black", marker: str = "D") -> Line2D:
     """The mark of a published value."""
     style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour}
@@ -378,6 +402,10 @@ def _draw_bar(
             x, bar.value, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=0.7,
             capsize=min(1.6, slot_mm * 0.45), capthick=0.7, zorder=3,
         )  # fmt: skip
+    for part in _bar_marker(bar.marker) if bar.marker else ():
+        part.set_data([x], [_MARKER_AT])
+        part.set(gid="bar-marker", zorder=3, transform=axes.get_xaxis_transform())
+        axes.add_line(part)
     if text:
         hangs = bar.value < 0
         below = hangs and foot < 0  # else it stands on the other side of zero

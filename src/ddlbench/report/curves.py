@@ -115,20 +115,18 @@ def mark_end(axes: Axes, end: tuple[float, float], right_pt: float) -> None:
 
 
 class Lines:
-    """The lines of all panels of a figure.
+    """The lines of all panels of a figure, each with its strategy's colour and marker.
 
     A line is a strategy and what tells its lines apart: the variant, and the geometry where
     parallel cells have several.
 
     Args:
         shown: rows of all panels, with a column ``variant``.
-        marked: lines have their strategy's marker.
     """
 
-    def __init__(self, shown: pd.DataFrame, marked: bool = False) -> None:
+    def __init__(self, shown: pd.DataFrame) -> None:
         parallel = shown["devices_per_node"] * shown["nodes"] > 1
         self._several = shown.loc[parallel, "geometry"].nunique() > 1
-        self._marked = marked
         self._places = places(map(self._key, rows_of(shown)))
 
     def look(self, row: Any) -> dict[str, Any]:
@@ -149,5 +147,6 @@ class Lines:
             "color": look.colour,
             "linewidth": 0.9,
             "linestyle": _STYLES[self._places[key] % len(_STYLES)],
-            **({"marker": look.marker, "markersize": 3.2} if self._marked else {}),
+            "marker": look.marker,
+            "markersize": 3.2,
         }

@@ -101,9 +101,13 @@ class Page:
             axes.set_ylabel(text, labelpad=labelpad)
 
 
+Sample = Artist | tuple[Artist, ...]
+"""What a legend shows before a text; parts of a tuple lie on each other."""
+
+
 def lay_out(
     title: str,
-    legend: Sequence[tuple[Artist, str]],
+    legend: Sequence[tuple[Sample, str]],
     sections: Sequence[Section],
     *,
     footer: Sequence[str],
@@ -258,9 +262,9 @@ def _above(axes: Axes, text: str, y: float, gid: str, size: float) -> None:
 
 
 def _legend_rows(
-    legend: Sequence[tuple[Artist, str]], width: float
-) -> list[list[tuple[Artist, str]]]:
-    rows: list[list[tuple[Artist, str]]] = []
+    legend: Sequence[tuple[Sample, str]], width: float
+) -> list[list[tuple[Sample, str]]]:
+    rows: list[list[tuple[Sample, str]]] = []
     used = width
     for entry in legend:
         need = 9.0 + text_width_mm(entry[1])
@@ -272,7 +276,7 @@ def _legend_rows(
     return rows
 
 
-def _draw_legend(cursor: _Cursor, entries: list[tuple[Artist, str]]) -> None:
+def _draw_legend(cursor: _Cursor, entries: list[tuple[Sample, str]]) -> None:
     legend = cursor.figure.legend(
         *zip(*entries, strict=True), loc="upper left", ncols=len(entries), borderpad=0,
         bbox_to_anchor=(_EDGE / cursor.width, 1 - cursor.y / cursor.height), borderaxespad=0,

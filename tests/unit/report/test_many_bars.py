@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from answer_factory import answer, candidate
 from figure_checks import assert_no_overlap, assert_readable, of
+from matplotlib.lines import Line2D
 from report_factory import SITE_NAME, experiment, failed, result, site, write
 
 from ddlbench.experiment.result import DIVERGED
@@ -84,6 +85,17 @@ def test_variants_of_a_pipeline_fit_the_width_of_a_page_and_do_not_look_alike(dr
     patches = [patch for row in rows for patch in row.get_patches()]
     looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in patches]
     assert len(set(looks)) == len(looks)
+
+
+def test_bars_of_strategies_differ_without_their_colour(drawn):
+    chosen = experiment(["cifar10"], ["resnet18"], MANY, ["1x4"])
+    figure = drawn("memory", chosen, fast)
+    lines = [line for row in figure.legends for line in row.findobj(Line2D)]
+    markers = [line.get_marker() for line in lines if line.get_color() == "black"]
+    assert len(set(markers)) == len(markers) == len(MANY)
+    drawn_markers = [mark.get_marker() for mark in of(figure, "bar-marker")]
+    assert len(drawn_markers) == 2 * len(of(figure, "bar"))
+    assert set(drawn_markers) <= set(markers)
 
 
 def test_groups_are_dealt_to_parts_of_a_page():

@@ -113,6 +113,8 @@ def test_loss_drawn(tables) -> None:
     assert_readable(figure)
     assert_no_overlap(figure)
     assert len(of(figure, "line")) == 2 * len(table)
+    markers = {line.get_marker() for line in of(figure, "line")}
+    assert len(markers) == table["strategy"].nunique() > 1  # they differ without their colour
 
 
 def test_links_have_panels_and_small_losses_a_logarithmic_axis(tables) -> None:

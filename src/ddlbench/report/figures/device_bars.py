@@ -23,9 +23,9 @@ from ddlbench.report.bars import (
     Group,
     bar_groups,
     draw_groups,
+    marked_patch,
     panel_size,
     parts_of_page,
-    patch,
     top_of,
     widest_labels,
 )
@@ -35,7 +35,6 @@ from ddlbench.report.labels import (
     DatasetLook,
     common_workers,
     status_mark,
-    strategy_look,
     variant_labels,
 )
 from ddlbench.report.layout import Panel, Section, lay_out, unique
@@ -84,7 +83,7 @@ class Quantity:
 
 
 def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """Sections are geometries, panels datasets; networks on x, strategies as colours."""
+    """Sections are geometries, panels datasets; networks on x, strategies by colour and marker."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     if quantity.without_base:
         shown = shown[shown["strategy"] != BASE].copy()
@@ -128,6 +127,7 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
                     values_of,
                     slot="member",
                     without=SIGNS,
+                    marked=True,
                 ),
             )
             for name, rows_of_name in owns
@@ -138,7 +138,7 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
     page = lay_out(
         f"{quantity.title} {common_workers(others['workers'])}".strip(),
         [
-            (patch(strategy_look(member[0]).colour, look), strategy_label(*member))
+            (marked_patch(member[0], look), strategy_label(*member))
             for member, look in looks.items()
         ],
         sections,

@@ -129,8 +129,10 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     for (_, part), (by_step, by_time) in zip(parts, page.axes, strict=True):
         shown_curves = {str(row.cell_id): curves[str(row.cell_id)] for row in rows_of(part)}
         reached = time_to_loss(shown_curves)
-        for row in rows_of(part):
+        for place, row in enumerate(rows_of(part)):
             curve, look = shown_curves[row.cell_id], lines.look(row)
+            # Markers of lines that lie on each other stand side by side.
+            look["markevery"] = (_MARKERS_APART * place / len(part), _MARKERS_APART)
             _loss_line(by_step, curve, "step", row, look)
             _loss_line(by_time, curve, "seconds", row, look)
             records.append(_record(row, curve, reached[row.cell_id]))
@@ -175,6 +177,9 @@ def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> str:
         if _diverged(curve := curves[row.cell_id])
     ]
     return f"Crosses: the loss is no number any more ({', '.join(names)})." if names else ""
+
+
+_MARKERS_APART = 0.2  # of the diagonal of the axes
 
 
 def _loss_line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, Any]) -> None:
@@ -245,7 +250,7 @@ def draw_time_to_accuracy(tables: Tables, context: Context) -> tuple[Figure, pd.
         below = footer(tables.summary, context, [])
         reason = "No run with validation yet."
         return nothing_to_show(_ACCURACY_TITLE, reason, below, _ACCURACY_TABLE)
-    lines = Lines(shown, marked=True)
+    lines = Lines(shown)
     several = any(int(curve["n"].max()) > 1 for curve in curves.values())
     medians = "; medians over repeats" if several else ""
     signed = without_signs(shown).assign(stale=shown["stale"])
