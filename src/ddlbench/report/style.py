@@ -22,7 +22,6 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -30,6 +29,7 @@ from PIL import Image
 
 from ddlbench.common.document import whole_file
 from ddlbench.common.quantities import TIMES, Unit, unit_for
+from ddlbench.report.fonts import FAMILY, families_of, font_of, lacking
 from ddlbench.report.labels import PARAMETERS, DatasetLook
 
 MM = 1 / 25.4
@@ -44,11 +44,8 @@ REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": (0, (
 """A line to compare with."""
 DOTS: dict[str, Any] = {**REFERENCE, "linestyle": (0, (1, 1.5))}
 
-_FONT = FontProperties(
-    family="DejaVu Sans", style="normal", variant="normal", weight="normal", stretch="normal"
-)
 _REPORTED: set[str] = set()
-"""Signs that the font lacks, of figures so far."""
+"""Signs that no font has, of figures so far."""
 _LOG = logging.getLogger(__name__)
 _COLOURS = 256  # of a picture: an index of a byte
 
@@ -73,11 +70,11 @@ def save_figure(figure: Figure, out_png: Path) -> None:
     """Write the PNG and, beside it, the PDF, each atomically."""
     # In memory first: on a full disk matplotlib's PDF ends in an error that is no OSError.
     pdf, png = io.BytesIO(), io.BytesIO()
-    missing = _without_glyph(figure) - _REPORTED
+    missing = _set_fonts(figure) - _REPORTED
     if missing:
         _REPORTED.update(missing)
         signs = "".join(sorted(missing))
-        _LOG.warning("the figures' font (DejaVu Sans) lacks %s: each is drawn as a box", signs)
+        _LOG.warning("no font of this machine has %s: each is drawn as a box", signs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a line per sign
         figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
@@ -90,11 +87,15 @@ def save_figure(figure: Figure, out_png: Path) -> None:
             beside.write_bytes(drawn)
 
 
-def _without_glyph(figure: Figure) -> set[str]:
-    """The letters and signs in a figure's texts that its font does not have."""
-    signs = {sign for text in figure.findobj(Text) for sign in text.get_text()}
-    font = get_font(findfont(_FONT))
-    return {s for s in signs if not s.isspace() and not font.get_char_index(ord(s))}
+def _set_fonts(figure: Figure) -> set[str]:
+    """Give texts further families where they need some; returns the signs that none has."""
+    missing = set()
+    for text in figure.findobj(Text):
+        families = families_of(text.get_text())
+        if families != (FAMILY,):
+            text.set_fontfamily(list(families))
+        missing |= lacking(text.get_text(), families)
+    return missing
 
 
 def small_png(png: bytes) -> bytes:
@@ -120,7 +121,7 @@ def text_width_mm(text: str, size: float = MIN_PT) -> float:
     if not text.strip():
         return 0.0
     # Also outside `style`, so nothing is left to matplotlib's parameters.
-    text_path = TextPath((0, 0), text, size=size, prop=_FONT)
+    text_path = TextPath((0, 0), text, size=size, prop=font_of(text))
     # The same as `get_extents`, seven times faster: glyphs have a point at every extreme.
     x = text_path.vertices[text_path.codes != TextPath.CLOSEPOLY, 0]
     return float(x.max() - x.min()) / 72 / MM

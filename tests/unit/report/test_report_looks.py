@@ -1,4 +1,7 @@
 import pandas as pd
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.colors import to_rgb
 from report_factory import SITE_NAME, write
 
@@ -6,7 +9,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report import make_tables
+from ddlbench.report import fonts, make_tables
 from ddlbench.report.labels import strategy_look, variant_labels
 from ddlbench.report.style import new_figure, save_figure, shade, style, text_width_mm, wrapped
 from ddlbench.report.terminal import summary_lines, telling_apart, with_telling_options
@@ -124,14 +127,58 @@ def test_wrapped_lines_fit_and_lose_nothing():
     assert all(text_width_mm(line) <= 40.0 for line in lines)
 
 
-def test_signs_that_the_font_lacks_are_reported_once(tmp_path, caplog, recwarn, monkeypatch):
+def test_signs_that_no_font_has_are_reported_once(tmp_path, caplog, recwarn, monkeypatch):
     monkeypatch.setattr("ddlbench.report.style._REPORTED", set())
     for name in ("first", "second"):
         with style():
             figure = new_figure(40, 20)
-            figure.text(0.1, 0.5, "Größe 数据")
+            figure.text(0.1, 0.5, "Größe \U000f0124\U000f0123")
             save_figure(figure, tmp_path / f"{name}.png")
     assert [record.message for record in caplog.records] == [
-        "the figures' font (DejaVu Sans) lacks 据数: each is drawn as a box"
+        "no font of this machine has \U000f0123\U000f0124: each is drawn as a box"
     ]
     assert not list(recwarn)
+
+
+@pytest.fixture
+def font_of_signs(tmp_path, monkeypatch):
+    """An installed font of two signs, each as wide as its size."""
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder([".notdef", "first", "second"])
+    builder.setupCharacterMap({0xF0125: "first", 0xF0126: "second"})
+    pen = TTGlyphPen(None)
+    for move, corner in [(pen.moveTo, (0, 0))] + [
+        (pen.lineTo, at) for at in ((0, 1000), (1000, 1000), (1000, 0))
+    ]:
+        move(corner)
+    pen.closePath()
+    square = pen.glyph()
+    builder.setupGlyf(dict.fromkeys((".notdef", "first", "second"), square))
+    builder.setupHorizontalMetrics(dict.fromkeys((".notdef", "first", "second"), (1000, 0)))
+    builder.setupHorizontalHeader(ascent=1000, descent=0)
+    builder.setupNameTable({"familyName": "Two Signs", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    path = tmp_path / "two-signs.ttf"
+    builder.save(path)
+    manager = fonts.fontManager
+    monkeypatch.setattr(manager, "ttflist", list(manager.ttflist))
+    manager.addfont(path)
+    fonts._further.cache_clear()
+    yield "Two Signs"
+    fonts._further.cache_clear()
+
+
+def test_signs_are_of_a_font_of_the_machine_that_has_them(tmp_path, caplog, font_of_signs):
+    assert fonts.families_of("数 Größe")[0] == fonts.FAMILY
+    assert fonts.families_of("Größe") == (fonts.FAMILY,)
+    assert fonts.families_of("Größe \U000f0125\U000f0126") == (fonts.FAMILY, font_of_signs)
+    side_mm = 7 / 72 * 25.4
+    assert text_width_mm("\U000f0125\U000f0126") == pytest.approx(2 * side_mm, rel=0.01)
+    with style():
+        figure = new_figure(40, 20)
+        plain, other = figure.text(0.1, 0.5, "Größe"), figure.text(0.1, 0.2, "Größe \U000f0125")
+        save_figure(figure, tmp_path / "figure.png")
+    assert plain.get_fontfamily() == [fonts.FAMILY]
+    assert other.get_fontfamily() == [fonts.FAMILY, font_of_signs]
+    assert not caplog.records
