@@ -24,7 +24,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
 from ddlbench.common.document import whole_file
@@ -161,6 +161,20 @@ def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:
     unit = unit_for(top_s, TIMES)
     axes.set_ylim(0, headroom * top_s)
     ticks_in(unit, axes.yaxis, label, 5)
+
+
+LOG_FROM = 30
+"""An axis whose values lie further apart is logarithmic: the small ones would lie on its foot."""
+
+
+def log_steps_axis(axes: Axes, low_s: float, high_s: float) -> None:
+    """Make the x axis a logarithmic one of steps; each tick has its unit."""
+    axes.set_xscale("log")
+    axes.set_xlim(low_s, high_s)
+    axes.xaxis.set_major_locator(LogLocator(10, numticks=5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda step_s, _: unit_for(step_s, TIMES).text(step_s, ",.10g"))
+    axes.set_xlabel("Step (log)", labelpad=1)
 
 
 def ticks_in(unit: Unit, axis: Axis, label: str, most: int) -> None:

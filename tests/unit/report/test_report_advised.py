@@ -54,7 +54,7 @@ def test_a_choice_has_a_row_a_candidate_and_the_reasons_beside():
     assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == ["DDP"]
     assert "1.32x not advised: only predicted 1.14x 1.00x" in text
     assert NOISE in text
-    assert footer(figure) == "Train with ddp. Site local."
+    assert footer(figure) == "Train with ddp. Measured: 1 run per strategy. Site local."
     assert list(plotted["recommended"]) == [False, True, False, False]
     assert list(plotted["basis"]) == ["predicted", *["measured"] * 3]
     assert plotted["why_not"].iloc[0] == "only predicted"
@@ -71,12 +71,22 @@ def test_what_was_predicted_is_grey_and_what_was_measured_beside_it():
     assert len(lines) == 4 + 2 * 3
 
 
+@pytest.mark.parametrize(("slowest_s", "scale"), [(0.5, "linear"), (50.0, "log")])
+def test_steps_of_candidates_far_apart_are_on_a_logarithmic_axis(slowest_s, scale):
+    rows = [candidate("ddp", 0.1, 1.5), candidate("model-parallel", slowest_s, 0.1)]
+    figure, _, _ = drawn(draw_choice, answers_dict("local", [answer(rows, "ddp")]))
+    (axes,) = figure.axes
+    assert axes.get_xscale() == scale
+    low_s, high_s = axes.get_xlim()
+    assert low_s < min(rows[0]["interval_s"]) < max(rows[1]["interval_s"]) < high_s
+
+
 def test_a_choice_by_measuring_says_what_it_cost():
     content = answers_dict("local", [vgg()])
     content |= {"trials": [{}], "stopped": "enough", "device_s": 900.0, "device_s_all": 3600.0}
     figure, *_ = drawn(draw_choice, content)
-    rest = "0.25 device-hours of 1 for all candidates. Stopped: enough. Site local."
-    assert footer(figure) == f"Train with ddp. {rest}"
+    rest = "0.25 device-hours of 1 for all candidates. Stopped: enough."
+    assert footer(figure).startswith(f"Train with ddp. {rest} Measured: 1 run")
 
 
 def test_a_panel_an_answer_and_six_at_most():
@@ -84,7 +94,7 @@ def test_a_panel_an_answer_and_six_at_most():
     figure, plotted, text = drawn(draw_choice, answers_dict("local", answers[:2]))
     assert len(figure.axes) == 2
     assert "VGG-11, MNIST, 1x2, batch 32" in text
-    assert footer(figure) == "2 cases. Bold: recommended. Site local."
+    assert footer(figure) == "2 cases. Bold: recommended. Measured: 1 run per strategy. Site local."
     assert plotted["case"].nunique() == 2
     figure, plotted, _ = drawn(draw_choice, answers_dict("local", answers))
     assert len(figure.axes) == 6

@@ -41,9 +41,19 @@ from ddlbench.common.quantities import HOURS, TIMES, ratio_text, unit_for
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence
-from ddlbench.report.labels import case_title, strategy_look
+from ddlbench.report.labels import case_title, span_text, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, LINE_MM, MM, plain, text_width_mm, ticks_in, wrapped
+from ddlbench.report.style import (
+    GREY,
+    LINE_MM,
+    LOG_FROM,
+    MM,
+    log_steps_axis,
+    plain,
+    text_width_mm,
+    ticks_in,
+    wrapped,
+)
 from ddlbench.report.tables import rows_of
 
 _TITLE_MM = 100.0
@@ -134,7 +144,10 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
         for candidate in candidates
         for end in (*candidate["interval_s"], *_predicted(candidate))
     ]
-    ticks_in(unit_for(max(ends), TIMES), axes.xaxis, "Step", 6)
+    if max(ends) > LOG_FROM * min(ends):
+        log_steps_axis(axes, 0.8 * min(ends), 1.12 * max(ends))
+    else:
+        ticks_in(unit_for(max(ends), TIMES), axes.xaxis, "Step", 6)
     axes.annotate(
         _HEADING, (1 + _GAP_MM / width_mm, 1), xytext=(0, _GAP_MM * 72 * MM),
         xycoords="axes fraction", textcoords="offset points", ha="left", **_BESIDE,
@@ -210,7 +223,15 @@ def _choice_footer(choice: Mapping[str, Any]) -> list[str]:
     """The advice of the one answer, or how many there are; then what it cost."""
     answers = choice["answers"]
     advice = answers[0]["advice"][:1] if len(answers) == 1 else []
-    end = f"Site {choice['site']}."
+    runs = [
+        candidate["runs"]
+        for answer in answers[:_MOST_CASES]
+        for candidate in answer["candidates"]
+        if candidate["basis"] == "measured"
+    ]
+    number = span_text(runs) if runs else ""
+    measured = f"Measured: {number} {'run' if number == '1' else 'runs'} per strategy. "
+    end = f"{measured if runs else ''}Site {choice['site']}."
     if len(answers) > 1:
         which = f"The first {_MOST_CASES} of " if len(answers) > _MOST_CASES else ""
         end = f"{which}{len(answers)} cases. Bold: recommended. {end}"

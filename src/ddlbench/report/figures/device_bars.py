@@ -38,11 +38,10 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, REFERENCE
+from ddlbench.report.style import GREY, LOG_FROM, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"
-_LOG_FROM = 30
 _LEFT_MM = 12.5
 _WHOLE_FROM = 100
 _VARIANT_LOOKS = (
@@ -150,7 +149,7 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         ),
     )  # fmt: skip
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
-    logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)
+    logarithmic = any(max(drawn) / min(drawn) > LOG_FROM for drawn in values)
     largest = max(map(max, values), default=0.0)
     number = ("{:,.0f}" if largest >= _WHOLE_FROM else "{:,.3g}").format
     limits = shown[quantity.limit].astype(float) if quantity.limit else pd.Series(dtype=float)

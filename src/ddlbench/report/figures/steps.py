@@ -23,7 +23,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.common.quantities import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
@@ -59,9 +58,11 @@ from ddlbench.report.predicted import (
 )
 from ddlbench.report.style import (
     GREY,
+    LOG_FROM,
     MM,
     REFERENCE,
     bar_style,
+    log_steps_axis,
     seconds_axis,
     shade,
     text_width_mm,
@@ -72,7 +73,6 @@ from ddlbench.report.tables import Tables, rows_of
 NO_STEPS = "no steps"
 _ALL_POINTS = 60  # of more steps, only those outside the whiskers are drawn
 _BOX_FROM = 8
-_LOG_FROM = 30  # times the fastest median of a panel
 _ROW_MM = 3.9
 
 
@@ -193,7 +193,7 @@ def _are_far_apart(shown: pd.DataFrame, durations: Mapping[str, np.ndarray]) -> 
     medians = {name: float(np.median(times)) for name, times in durations.items()}
     panels = shown["configuration"].map(medians).groupby([shown["dataset"], shown["network"]])
     least, largest = panels.min(), panels.max()
-    return bool(((least > 0) & (largest > _LOG_FROM * least)).any())
+    return bool(((least > 0) & (largest > LOG_FROM * least)).any())
 
 
 def _scale(axes: Axes, drawn: Sequence[tuple[np.ndarray, float]], logarithmic: bool) -> None:
@@ -210,12 +210,8 @@ def _scale(axes: Axes, drawn: Sequence[tuple[np.ndarray, float]], logarithmic: b
         return
     low = 0.8 * min(float(times[times > 0].min(initial=largest)) for times, _ in drawn)
     spans = [(math.log(max(float(times.max()), low) / low), free) for times, free in drawn]
-    axes.set_xscale("log")
-    axes.set_xlim(low, 1.12 * low * math.exp(max(span / free for span, free in spans)))
-    axes.xaxis.set_major_locator(LogLocator(10, numticks=5))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda step_s, _: unit_for(step_s, TIMES).text(step_s, ",.10g"))
-    axes.set_xlabel("Step (log)", labelpad=1)
+    high = 1.12 * low * math.exp(max(span / free for span, free in spans))
+    log_steps_axis(axes, low, high)
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
