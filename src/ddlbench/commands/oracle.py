@@ -28,11 +28,13 @@ from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import counted
 from ddlbench.common.screen import Number, WholeNumber, examples, show
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.hardware import Accelerators, Platform
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
 from ddlbench.predict.paradl.configuration import STRATEGIES
+from ddlbench.predict.paradl.workload import has_workload
 from ddlbench.predict.run_tables import CNN, kind_of
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.configurations import is_shape
@@ -65,6 +67,11 @@ def _a_cnn(_context: click.Context, _parameter: click.Parameter, network: str) -
     if is_shape(network):
         raise ConfigError(
             f"{network} is a transformer, and this speaks of CNNs; layouts of a transformer: "
+            f"`ddlbench recommend --hardware a100-sxm-80gb --network {network} ...`"
+        )
+    if network in NETWORKS and not has_workload(network):
+        raise ConfigError(
+            f"the oracle has no workload of {network}; its strategies are compared by "
             f"`ddlbench recommend --hardware a100-sxm-80gb --network {network} ...`"
         )
     return network

@@ -228,3 +228,9 @@ def test_what_ends_the_scaling():
     assert json_of(*arguments, "32", "--max-devices", "3")[0]["stops"] == "--max-devices: 3 devices"
     assert json_of(*arguments, "3200000")[0]["stops"].startswith("2 devices: needs")
     assert json_of(*arguments, "32")[0]["stops"] == "the platform: 4,352 devices"
+
+
+def test_a_network_without_a_workload_points_to_the_command_that_knows_it():
+    words = ["oracle", "best", "resnet18", "--devices", "4", "--batch-size", "64"]
+    with pytest.raises(ConfigError, match="recommend --hardware .* --network resnet18"):
+        CliRunner().invoke(commands, words, catch_exceptions=False)

@@ -209,6 +209,11 @@ def known_workloads() -> list[str]:
     return sorted(PUBLISHED)
 
 
+def has_workload(network: str) -> bool:
+    """Whether ParaDL measured a network."""
+    return _plain(network) in map(_plain, known_workloads())
+
+
 def load_workload(name: str, dataset: str = "") -> Workload:
     """A network that ParaDL measured, or the workload file ``name`` if it is a path.
 
