@@ -130,7 +130,7 @@ _FORGOTTEN = (
 @with_matrix
 @click.option(
     "--state",
-    type=click.Choice(_FORGOTTEN),
+    type=click.Choice(list(dict.fromkeys((*_FORGOTTEN, *map(str, Status))))),
     metavar="STATE",
     required=True,
     help=f"Which results to delete: {', '.join(_FORGOTTEN)}. Disturbed are cells that something "
@@ -140,6 +140,8 @@ _FORGOTTEN = (
 @click.option("--yes", is_flag=True, help="Delete them without a question.")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str, yes: bool) -> None:
     """Delete results, so that the next run measures them again."""
+    if state not in _FORGOTTEN:
+        raise ConfigError(f"{state} cells have no result to delete: the next run measures them")
     if state == _DISTURBED:  # they are ok, but not to be used
         records = records_of(experiment.name, site.name, rows, stale=False)
         chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]

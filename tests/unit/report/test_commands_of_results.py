@@ -14,6 +14,7 @@ import report_factory
 from click.testing import CliRunner
 
 from ddlbench import cli
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import (
     RESULTS,
     prediction_figures_dir,
@@ -232,3 +233,9 @@ def test_a_figure_with_a_fault_costs_no_other(rows, third_party, monkeypatch, ca
     assert len(lines) == len(LEFT_OUT)
     for line, (name, why) in zip(lines, LEFT_OUT.items(), strict=True):
         assert re.search(f"figure '{name}'.* of package bad.figures.*{why}.*left out", line), line
+
+
+@pytest.mark.parametrize("state", ["failed", "interrupted", "not run"])
+def test_what_has_no_result_to_forget_is_measured_anyway(rows, state):
+    with pytest.raises(ConfigError, match="the next run measures them"):
+        output_of("status", "forget", "--state", state)
