@@ -114,7 +114,7 @@ def in_one_unit(values: Sequence[float | None], units: Sequence[Unit]) -> list[s
 
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
-_SECONDS = {
+_SECONDS_OF_WORD = {
     "s": 1.0,
     "ms": 1e-3,
     "us": 1e-6,
@@ -124,7 +124,7 @@ _SECONDS = {
     "min": 60.0,
     "h": 3600.0,
 }
-_SECONDS |= {"sec": 1.0, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
+_SECONDS_OF_WORD |= {"sec": 1.0, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
 _WORDS = {"b": "byte", "byte": "byte", "bytes": "byte", "bit": "bit", "bits": "bit"}
 _WORDS |= {"flop": "flop", "flops": "flop"}
 _IN_BYTES = {"byte": 1.0, "bit": 1 / 8}
@@ -162,8 +162,8 @@ def in_unit_of(key: str, text: str) -> float | None:
 def _unit(word: str) -> tuple[str, float] | None:
     """What a unit measures, and its size in bytes, seconds or operations."""
     small = word.casefold()
-    if small in _SECONDS:
-        return "second", _SECONDS[small]
+    if small in _SECONDS_OF_WORD:
+        return "second", _SECONDS_OF_WORD[small]
     match = re.fullmatch(r"([kmgtp]?)(i?)(b|bytes?|bits?|flops?)", small)
     if match is None:
         return None

@@ -60,34 +60,41 @@ def _of_package(name: str, target: str) -> NetworkSpec:
     return NetworkSpec(name, name, target, reads=None)
 
 
-_NETWORKS = "ddlbench.networks"
+_NETWORK_MODULES = "ddlbench.networks"
 NETWORKS: Registry[NetworkSpec] = Registry(
     "ddlbench.networks",
     {
         spec.name: spec
         for spec in (
-            NetworkSpec("resnet18", "ResNet-18", f"{_NETWORKS}.convolutional:resnet18"),
-            NetworkSpec("resnet50", "ResNet-50", f"{_NETWORKS}.convolutional:resnet50"),
-            NetworkSpec("resnet152", "ResNet-152", f"{_NETWORKS}.convolutional:resnet152"),
-            NetworkSpec("vgg11", "VGG-11", f"{_NETWORKS}.convolutional:vgg11"),
-            NetworkSpec("vgg16", "VGG-16", f"{_NETWORKS}.convolutional:vgg16"),
-            NetworkSpec("mobilenetv2", "MobileNetV2", f"{_NETWORKS}.convolutional:mobilenetv2"),
-            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORKS}.convolutional:resnet101"),
-            NetworkSpec("alexnet", "AlexNet", f"{_NETWORKS}.convolutional:alexnet"),
+            NetworkSpec("resnet18", "ResNet-18", f"{_NETWORK_MODULES}.convolutional:resnet18"),
+            NetworkSpec("resnet50", "ResNet-50", f"{_NETWORK_MODULES}.convolutional:resnet50"),
+            NetworkSpec("resnet152", "ResNet-152", f"{_NETWORK_MODULES}.convolutional:resnet152"),
+            NetworkSpec("vgg11", "VGG-11", f"{_NETWORK_MODULES}.convolutional:vgg11"),
+            NetworkSpec("vgg16", "VGG-16", f"{_NETWORK_MODULES}.convolutional:vgg16"),
             NetworkSpec(
-                "cosmoflow", "CosmoFlow", f"{_NETWORKS}.convolutional:cosmoflow", "volumes"
+                "mobilenetv2", "MobileNetV2", f"{_NETWORK_MODULES}.convolutional:mobilenetv2"
             ),
-            NetworkSpec("mlp", "MLP", f"{_NETWORKS}.flat:mlp"),
-            NetworkSpec("stack", "stack", f"{_NETWORKS}.flat:stack"),
-            NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORKS}.transformers:vit_tiny"),
-            NetworkSpec("vit-small", "ViT-S", f"{_NETWORKS}.transformers:vit_small"),
-            NetworkSpec("vit-base", "ViT-B", f"{_NETWORKS}.transformers:vit_base"),
-            NetworkSpec("gpt-tiny", "GPT-tiny", f"{_NETWORKS}.transformers:gpt_tiny", "tokens"),
+            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORK_MODULES}.convolutional:resnet101"),
+            NetworkSpec("alexnet", "AlexNet", f"{_NETWORK_MODULES}.convolutional:alexnet"),
             NetworkSpec(
-                "gpt-small", "GPT-2 small", f"{_NETWORKS}.transformers:gpt_small", "tokens"
+                "cosmoflow", "CosmoFlow", f"{_NETWORK_MODULES}.convolutional:cosmoflow", "volumes"
+            ),
+            NetworkSpec("mlp", "MLP", f"{_NETWORK_MODULES}.flat:mlp"),
+            NetworkSpec("stack", "stack", f"{_NETWORK_MODULES}.flat:stack"),
+            NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORK_MODULES}.transformers:vit_tiny"),
+            NetworkSpec("vit-small", "ViT-S", f"{_NETWORK_MODULES}.transformers:vit_small"),
+            NetworkSpec("vit-base", "ViT-B", f"{_NETWORK_MODULES}.transformers:vit_base"),
+            NetworkSpec(
+                "gpt-tiny", "GPT-tiny", f"{_NETWORK_MODULES}.transformers:gpt_tiny", "tokens"
             ),
             NetworkSpec(
-                "gpt-medium", "GPT-2 medium", f"{_NETWORKS}.transformers:gpt_medium", "tokens"
+                "gpt-small", "GPT-2 small", f"{_NETWORK_MODULES}.transformers:gpt_small", "tokens"
+            ),
+            NetworkSpec(
+                "gpt-medium",
+                "GPT-2 medium",
+                f"{_NETWORK_MODULES}.transformers:gpt_medium",
+                "tokens",
             ),
         )
     },
@@ -156,39 +163,39 @@ SHIPPED_STRATEGIES = (*STRATEGIES, *PLUGINS["ddlbench.strategies"])
 BASE = "sequential"
 """The base of every speed-up: the one strategy of a single device."""
 
-_PREDICTORS = "ddlbench.predict.predictors"
+_PREDICTOR_MODULES = "ddlbench.predict.predictors"
 PREDICTORS: dict[str, str] = {
-    "ddlbench": f"{_PREDICTORS}.steps:Ddlbench",
-    "sequential": f"{_PREDICTORS}.published:Sequential",
-    "ddlbench-eq1": f"{_PREDICTORS}.published:DdlbenchEq1",
-    "ddlbench-eq2": f"{_PREDICTORS}.published:DdlbenchEq2",
-    "ddlbench-eq3": f"{_PREDICTORS}.published:DdlbenchEq3",
-    "thesis-5.1-p2p": f"{_PREDICTORS}.published:Thesis51P2p",
-    "thesis-5.1-transport": f"{_PREDICTORS}.published:Thesis51Transport",
-    "thesis-6": f"{_PREDICTORS}.published:Thesis6",
-    "model-parallel": f"{_PREDICTORS}.published:ModelParallel",
-    "ddp-buckets": f"{_PREDICTORS}.steps:DdpBuckets",
-    "ddp-all-reduce": f"{_PREDICTORS}.steps:DdpAllReduce",
-    "parameter-server": f"{_PREDICTORS}.steps:ParameterServer",
-    "parameter-server-messages": f"{_PREDICTORS}.steps:ParameterServerMessages",
-    "pipeline-replay": f"{_PREDICTORS}.pipeline_replay:PipelineReplay",
-    "pipeline-recorded": f"{_PREDICTORS}.pipeline_replay:PipelineRecorded",
-    "pipeline-period": f"{_PREDICTORS}.pipeline_period:PipelinePeriod",
-    "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
-    "ddp-serial": f"{_PREDICTORS}.steps:DdpSerial",
-    "horovod-serial": f"{_PREDICTORS}.steps:HorovodSerial",
-    "torchgpipe-turns": f"{_PREDICTORS}.pipeline_replay:TorchgpipeTurns",
-    "torchgpipe-replay": f"{_PREDICTORS}.pipeline_replay:TorchgpipeReplay",
-    "data-extrapolation": f"{_PREDICTORS}.baselines:DataExtrapolation",
-    "hardware-extrapolation": f"{_PREDICTORS}.baselines:HardwareExtrapolation",
-    "paradl-authors": f"{_PREDICTORS}.paradl:ParadlAuthors",
-    "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
-    "averaged-weights": f"{_PREDICTORS}.steps:AveragedWeights",
-    "sharded": f"{_PREDICTORS}.steps:Sharded",
-    "linear-pairs": f"{_PREDICTORS}.steps:LinearPairs",
-    "split-layers": f"{_PREDICTORS}.steps:SplitLayers",
-    "linear": f"{_PREDICTORS}.baselines:Linear",
-    "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
+    "ddlbench": f"{_PREDICTOR_MODULES}.steps:Ddlbench",
+    "sequential": f"{_PREDICTOR_MODULES}.published:Sequential",
+    "ddlbench-eq1": f"{_PREDICTOR_MODULES}.published:DdlbenchEq1",
+    "ddlbench-eq2": f"{_PREDICTOR_MODULES}.published:DdlbenchEq2",
+    "ddlbench-eq3": f"{_PREDICTOR_MODULES}.published:DdlbenchEq3",
+    "thesis-5.1-p2p": f"{_PREDICTOR_MODULES}.published:Thesis51P2p",
+    "thesis-5.1-transport": f"{_PREDICTOR_MODULES}.published:Thesis51Transport",
+    "thesis-6": f"{_PREDICTOR_MODULES}.published:Thesis6",
+    "model-parallel": f"{_PREDICTOR_MODULES}.published:ModelParallel",
+    "ddp-buckets": f"{_PREDICTOR_MODULES}.steps:DdpBuckets",
+    "ddp-all-reduce": f"{_PREDICTOR_MODULES}.steps:DdpAllReduce",
+    "parameter-server": f"{_PREDICTOR_MODULES}.steps:ParameterServer",
+    "parameter-server-messages": f"{_PREDICTOR_MODULES}.steps:ParameterServerMessages",
+    "pipeline-replay": f"{_PREDICTOR_MODULES}.pipeline_replay:PipelineReplay",
+    "pipeline-recorded": f"{_PREDICTOR_MODULES}.pipeline_replay:PipelineRecorded",
+    "pipeline-period": f"{_PREDICTOR_MODULES}.pipeline_period:PipelinePeriod",
+    "pipeline-period-paper": f"{_PREDICTOR_MODULES}.pipeline_period:PipelinePeriodPaper",
+    "ddp-serial": f"{_PREDICTOR_MODULES}.steps:DdpSerial",
+    "horovod-serial": f"{_PREDICTOR_MODULES}.steps:HorovodSerial",
+    "torchgpipe-turns": f"{_PREDICTOR_MODULES}.pipeline_replay:TorchgpipeTurns",
+    "torchgpipe-replay": f"{_PREDICTOR_MODULES}.pipeline_replay:TorchgpipeReplay",
+    "data-extrapolation": f"{_PREDICTOR_MODULES}.baselines:DataExtrapolation",
+    "hardware-extrapolation": f"{_PREDICTOR_MODULES}.baselines:HardwareExtrapolation",
+    "paradl-authors": f"{_PREDICTOR_MODULES}.paradl:ParadlAuthors",
+    "paradl-corrected": f"{_PREDICTOR_MODULES}.paradl:ParadlCorrected",
+    "averaged-weights": f"{_PREDICTOR_MODULES}.steps:AveragedWeights",
+    "sharded": f"{_PREDICTOR_MODULES}.steps:Sharded",
+    "linear-pairs": f"{_PREDICTOR_MODULES}.steps:LinearPairs",
+    "split-layers": f"{_PREDICTOR_MODULES}.steps:SplitLayers",
+    "linear": f"{_PREDICTOR_MODULES}.baselines:Linear",
+    "carry-forward": f"{_PREDICTOR_MODULES}.baselines:CarryForward",
 }
 
 _BUILT_IN = {
@@ -234,7 +241,7 @@ def check_class(group: str, name: str, part: type, wanted: Iterable[str]) -> Non
 
 
 LIBRARIES: dict[str, str] = {
-    word: f"{_NETWORKS}.foreign:{word}" for word in ("torchvision", "timm", "hf")
+    word: f"{_NETWORK_MODULES}.foreign:{word}" for word in ("torchvision", "timm", "hf")
 }
 """Libraries whose networks are known by ``word:name``, and what finds the builder of a name."""
 
