@@ -125,7 +125,8 @@ class Cell(Form):
     """CPU threads of one CPU device, the baseline included."""
     fabric: str = "default"
     """Link condition: `default` is the site's own network, a name in the site's `fabrics` is
-    emulated, any other is one that you make (letters, digits, dots, dashes, underscores)."""
+    emulated, any other is one that you make (letters, digits, dots, dashes, underscores; neither a
+    dash nor a dot first)."""
     learning_rate: Positive = 0.01
     """Of SGD."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9

@@ -78,7 +78,7 @@ class ExperimentKeys(Form):
 
     experiment: Annotated[str, InFile(_FOLDER)]
     """Name of the folder of its tables and figures; of letters, digits, dots, dashes and
-    underscores."""
+    underscores, with a letter or digit first."""
     site: str = "local"
     """Name of a file in config/sites/ (without .yaml), or the path of a site file."""
     repeats: Annotated[int, Ge(1), Le(1000)] = 1

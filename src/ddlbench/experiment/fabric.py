@@ -12,11 +12,12 @@ from annotated_types import Ge, Le
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, InFile, Name, Positive, schema_of
 from ddlbench.common.schema import check
+from ddlbench.experiment.paths import FOLDER_NAME_PATTERN
 
 FOLDER_NAME = {
-    "pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$",
-    "maxLength": 100,
-    "description": "Name of a link condition, of letters, digits, dots, _ and - only",
+    "pattern": f"^{FOLDER_NAME_PATTERN}$",
+    "description": "Name of a link condition, of up to 100 letters, digits, dots, _ and - only; "
+    "neither a dot nor a dash is first",
 }
 _CONGESTION_CONTROL = {"type": "string", "minLength": 1, "pattern": "^[a-z0-9_-]+$"}
 # Longest time of a bundle of TCP packets on a link. A bundle arrives as a whole with its last

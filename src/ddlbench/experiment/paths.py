@@ -43,7 +43,8 @@ QUEUED_FILE = "queued.json"
 STAGE_LOG = "stage.log"
 LOG_HEADING = "# "  # begins the line of a log that names its job
 
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+FOLDER_NAME_PATTERN = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+"""No leading dash: a name that begins with one is an option to a command."""
 
 # Keys of a site file that are paths on a node, and an example for messages.
 _WANTED = {
@@ -55,8 +56,11 @@ _WANTED = {
 
 def check_folder_name(name: str, fault: str) -> None:
     """Raise ConfigError, which begins with ``fault``, unless a folder may have this name."""
-    if not _FOLDER_NAME.fullmatch(name):
-        raise ConfigError(f"{fault}; write up to 100 letters, digits and the signs _ . - only")
+    if not re.fullmatch(FOLDER_NAME_PATTERN, name):
+        raise ConfigError(
+            f"{fault}; write up to 100 letters, digits and the signs _ . - only, and no - or . "
+            "first"
+        )
 
 
 def check_results(site: str, files: Iterable[Path] = ()) -> None:

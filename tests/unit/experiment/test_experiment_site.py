@@ -121,6 +121,7 @@ def test_fabrics_are_link_conditions(tmp_path: Path) -> None:
         ("{l: {latency_ms: 1, mtu: 64}}", "fabrics.l.mtu: 64 is too small; write at least 576"),
         ("{l: {latency_ms: 1, backend: tc}}", "write auto, netem or relay"),
         ("{'a b': {latency_ms: 1}}", "fabrics: 'a b' does not fit (Name of a link condition"),
+        ("{'-lat': {latency_ms: 1}}", "neither a dot nor a dash is first"),
         ("{default: {latency_ms: 1}}", "fabrics: 'default' is the site's own network"),
     ],
 )

@@ -124,7 +124,7 @@ def test_site_names_are_folder_names(name: str) -> None:
         load_site(name)
 
 
-@pytest.mark.parametrize("fabric", ["..", ".", "a\n"])
+@pytest.mark.parametrize("fabric", ["..", ".", "a\n", "-a", "x" * 101])
 def test_fabrics_are_folder_names(fabric: str) -> None:
     refused("fabric", settings={"batch_size": 64, "fabric": fabric})
 
