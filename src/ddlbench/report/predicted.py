@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, first_line
 from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, cell_dir
@@ -157,10 +157,22 @@ def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:
     for cell_id in cell_ids:
         path = results / cell_dir(site, cell_id).relative_to(RESULTS) / SPANS_FILE
         if path.is_file():
-            spans = pd.read_csv(path)
-            parts.append(spans.assign(configuration=cell_id.removesuffix("/rep0")))
-    columns = ["configuration", "partition", "kind", "micro_batch", "start_s", "end_s"]
+            parts.append(_read_spans(path).assign(configuration=cell_id.removesuffix("/rep0")))
+    columns = ["configuration", *_COLUMNS]
     return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def _read_spans(path: Path) -> pd.DataFrame:
+    try:
+        spans = pd.read_csv(path, usecols=_COLUMNS)
+        if spans.isna().any(axis=None):
+            raise ValueError("a line has too few fields")
+        spans.astype({name: float for name in _COLUMNS if name != "kind"})
+        return spans
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors
+        raise ConfigError(
+            f"{path} cannot be read: {first_line(error)}; delete it, or measure its cell again"
+        ) from None
 
 
 def idle_of(spans: pd.DataFrame) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.document import read_json
+from ddlbench.common.errors import ConfigError, first_line
 from ddlbench.common.quantities import duration_text, ratio_text, size_text, two_digits
 from ddlbench.common.screen import Column, columns, paragraph, table, terminal_width
 from ddlbench.experiment.cell import Cell, setting_text
@@ -325,19 +326,31 @@ def _made_s(site: str, cell_id: str) -> float | None:
     return None
 
 
+_RATES = ["correct", "top1_within_noise", "n"]
+
+
 def _checked(tables_dir: Path) -> list[str]:
     """How often the recommender was right; nothing where no case could be scored."""
     path = tables_dir / "table_8_2.csv"
     if not path.is_file():
         return []
-    rates = pd.read_csv(path)
-    from ddlbench.predict.prediction import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.accuracy import ALL  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.prediction import DEFAULT_RECOMMENDER  # noqa: PLC0415 - the same
 
-    rows = rates[(rates["recommender"] == DEFAULT_RECOMMENDER) & (rates["n"] > 0)]
-    if rows.empty:
+    try:
+        rates = pd.read_csv(path, usecols=["recommender", "dataset", *_RATES])
+        rates = rates[rates["recommender"] == DEFAULT_RECOMMENDER]
+        rates = rates.astype(dict.fromkeys(_RATES, float))
+        if len(rates) > 1 and rates["dataset"].iloc[-1] != ALL:
+            raise ValueError("the row over all datasets is missing")
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors
+        raise ConfigError(
+            f"{path} cannot be read: {first_line(error)}; make it anew: ddlbench predict accuracy"
+        ) from None
+    if rates.empty or not rates["n"].iloc[-1] > 0:
         return []
-    row = rows.iloc[-1]  # the row over all datasets is the last
+    correct, within_noise, n = rates[_RATES].iloc[-1]
     return [
-        f"Predictions ({DEFAULT_RECOMMENDER}) named the fastest strategy in {row['correct']:g} of "
-        f"{row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}."
+        f"Predictions ({DEFAULT_RECOMMENDER}) named the fastest strategy in {correct:g} of "
+        f"{n:g} cases, within the noise in {within_noise * n:g}."
     ]

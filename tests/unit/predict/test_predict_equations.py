@@ -20,6 +20,7 @@ from ddlbench.predict.prediction import (
     modelled_strategies,
     predictor_of,
 )
+from ddlbench.predict.predictors.baselines import _first_steps_s
 from ddlbench.predict.predictors.published import communication_s, ring_all_reduce_s
 from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
@@ -421,3 +422,16 @@ def test_sizes_at_which_strategies_send_are_divided_as_the_profile_s_bytes_are()
     assert server.message_cap(lambda size: 3) == 64
     none = make.plan("horovod", options={"fusion_threshold_bytes": 0})
     assert HorovodOptions.of(none).fusion_cap(small.shrunk) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "epoch,step\n0,1\n", "step_s,warmup\n0.1\n", "step_s,warmup\nx,0\n"]
+)
+def test_damaged_steps_predict_nothing(tmp_path, text):
+    path = tmp_path / "steps.csv"
+    path.write_text(text)
+    try:
+        assert _first_steps_s(path, 4) == []
+    except NotPredictable as error:
+        assert "steps.csv cannot be read" in str(error)
+    assert _first_steps_s(tmp_path / "none.csv", 4) == []

@@ -10,10 +10,11 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from predicted_factory import write_inputs, write_predicted
 from report_factory import SITE_NAME, experiment, failed, result, site, timing, write, write_all
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import Paper, read_papers
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import make_tables, published
+from ddlbench.report import make_tables, predicted, published
 from ddlbench.report.bars import Bar, Beside, Group, draw_beside, draw_groups
 from ddlbench.report.figures import accuracy, networking, speedup
 from ddlbench.report.figures.paradl import PRINTED, bars_of_runs
@@ -334,3 +335,15 @@ def test_without_a_file_any_print_may_stand_beside() -> None:
     paper: Paper | None = None
     assert published.is_of(paper, "paradl/fig1")
     assert not published.is_of(PAPERS["ddlbench/fig4"], "paradl/fig1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "partition,kind\n", SPANS.to_csv(index=False)[:-5], "a,b\n1,2\n"]
+)
+def test_a_damaged_recording_of_passes_is_one_sentence(tmp_path, text):
+    path = tmp_path / "partitions.csv"
+    path.write_text(SPANS.to_csv(index=False))
+    assert len(predicted._read_spans(path)) == len(SPANS)
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="partitions.csv cannot be read"):
+        predicted._read_spans(path)

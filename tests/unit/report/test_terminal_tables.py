@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 from report_factory import SITE_NAME, example_seconds, experiment, failed, result, site, write
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import ratio_text
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import make_tables
+from ddlbench.report import make_tables, terminal
 from ddlbench.report.footer import interval_words
 from ddlbench.report.terminal import speedup_table, summary_lines, telling_rows
 
@@ -124,3 +125,29 @@ def test_a_small_speedup_is_readable_in_the_table(summary_of):
 
     (row,) = cells_of(summary_of(expand(chosen, site()), slow)[0])
     assert 0 < float(row["DDP"]) < 0.01
+
+
+_RATES_TABLE = """recommender,dataset,n,correct,top1_within_noise
+ddlbench,mnist,2,1,1.0
+ddlbench,cifar10,2,2,1.0
+ddlbench,all,4,3,1.0
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        _RATES_TABLE.partition("ddlbench,all")[0],
+        _RATES_TABLE[: _RATES_TABLE.index("all,")],
+        _RATES_TABLE.replace("4,3", "many,3"),
+        _RATES_TABLE.replace("correct", "right"),
+    ],
+)
+def test_a_damaged_table_of_recommendations_is_one_sentence(tmp_path, text):
+    path = tmp_path / "table_8_2.csv"
+    path.write_text(_RATES_TABLE)
+    assert "in 3 of 4 cases" in terminal._checked(tmp_path)[0]
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"table_8_2.csv cannot be read: .*predict accuracy"):
+        terminal._checked(tmp_path)

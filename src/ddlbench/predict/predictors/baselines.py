@@ -179,6 +179,10 @@ def _worker_batch(cell: Cell) -> float:
 def _first_steps_s(path: Path, few: int) -> list[float]:
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        measured = (float(row["step_s"]) for row in csv.DictReader(file) if int(row["warmup"]) == 0)
-        return list(islice(measured, few))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            measured = (float(row["step_s"]) for row in rows if int(row["warmup"]) == 0)
+            return list(islice(measured, few))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise NotPredictable(f"{path} cannot be read: {error}; measure the cell again") from None
