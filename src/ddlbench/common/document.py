@@ -330,7 +330,7 @@ class Document(Generic[_Form]):
         error: exception class for an invalid file.
         newer: exception class for a file of a newer version; ``error`` if left out.
         instead: what to do with a file that cannot be read, or with one of a newer version if not
-            to update the checkout.
+            to update the checkout; ``{where}`` in it is the file.
         remade: a file that cannot be read is made anew without that.
     """
 
@@ -347,8 +347,13 @@ class Document(Generic[_Form]):
     ) -> None:
         self._form, self._version = form, version
         self._noun, self._error = noun, error
-        self._newer, self._instead = newer or error, instead
-        self._cure = "" if remade else f"; {instead}"
+        self._newer, self._instead, self._remade = newer or error, instead, remade
+
+    def _cure(self, where: object) -> str:
+        return "" if self._remade else f"; {self._what_instead(where)}"
+
+    def _what_instead(self, where: object) -> str:
+        return self._instead.replace("{where}", str(where))
 
     def parse(self, value: object, where: str) -> _Form:
         """Read the JSON form of the document.
@@ -367,10 +372,10 @@ class Document(Generic[_Form]):
             raise self._of_newer(where, f"{error}; this checkout reads schema") from error
         except WrongForm as error:
             fault = self._of_other_kind(value) or str(error)
-            raise self._error(f"{where}: {fault}{self._cure}") from error
+            raise self._error(f"{where}: {fault}{self._cure(where)}") from error
         if type(version) is not int or version != self._version:
             given = "is missing" if version is None else f"{shown(version)} is not {self._version}"
-            raise self._error(f"{where}: schema_version: {given}{self._cure}")
+            raise self._error(f"{where}: schema_version: {given}{self._cure(where)}")
         return read
 
     def _of_other_kind(self, value: object) -> str:
@@ -384,7 +389,7 @@ class Document(Generic[_Form]):
     def _of_newer(self, where: str, sign: str) -> Exception:
         return self._newer(
             f"{where}: written by a newer ddlbench ({sign} {self._version}); update this "
-            f"checkout, or {self._instead}"
+            f"checkout, or {self._what_instead(where)}"
         )
 
     def write(self, path: Path, content: _Form) -> None:
@@ -408,7 +413,7 @@ class Document(Generic[_Form]):
             reason = (file_fault(error) or str(error)).removeprefix(f"{path}: ")  # with its cure
             raise self._error(f"{path}: not a readable {self._noun}: {reason}") from error
         except UnreadableJson as error:
-            fault = f"not a readable {self._noun}: {error}{self._cure}"
+            fault = f"not a readable {self._noun}: {error}{self._cure(path)}"
             raise self._error(f"{path}: {fault}") from error
         return self.parse(value, str(path))
 

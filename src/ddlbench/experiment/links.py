@@ -18,6 +18,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import HockneyFit
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.common.quantities import MB
+from ddlbench.experiment.paths import AGAIN
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]
@@ -233,7 +234,9 @@ class Links(Form):
     provenance: Mapping[str, Any]
 
 
-_DOCUMENT = Document(Links, LINKS_VERSION, "links file", InvalidLinks)
+_DOCUMENT = Document(
+    Links, LINKS_VERSION, "links file", InvalidLinks, instead=f"make it anew: {AGAIN}"
+)
 
 
 def write_links(path: Path, links: Links) -> None:

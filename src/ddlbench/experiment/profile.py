@@ -17,6 +17,7 @@ from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.experiment.cell import Cell, from_path, in_path
+from ddlbench.experiment.paths import AGAIN
 
 PROFILE_VERSION = 1
 
@@ -240,7 +241,9 @@ class Profile(Form):
     provenance: Mapping[str, Any]
 
 
-_DOCUMENT = Document(Profile, PROFILE_VERSION, "profile", InvalidProfile)
+_DOCUMENT = Document(
+    Profile, PROFILE_VERSION, "profile", InvalidProfile, instead=f"make it anew: {AGAIN}"
+)
 
 
 def write_profile(path: Path, profile: Profile) -> None:

@@ -48,7 +48,13 @@ class InvalidPredictions(ConfigError):  # noqa: N818 - a state of a file, shown 
     """A predictions file that is missing, truncated or of another version."""
 
 
-_DOCUMENT = Document(PredictionsFile, VERSION, "predictions file", InvalidPredictions)
+_DOCUMENT = Document(
+    PredictionsFile,
+    VERSION,
+    "predictions file",
+    InvalidPredictions,
+    instead="make it anew: ddlbench predict accuracy",
+)
 
 
 def errors(predictions: pd.DataFrame) -> pd.DataFrame:

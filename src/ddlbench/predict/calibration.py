@@ -134,7 +134,13 @@ class Calibration(Form):
         )
 
 
-_DOCUMENT = Document(Calibration, _VERSION, "calibration", InvalidCalibration)
+_DOCUMENT = Document(
+    Calibration,
+    _VERSION,
+    "calibration",
+    InvalidCalibration,
+    instead="make it anew: ddlbench calibrate, or delete it",
+)
 
 
 def cells_of(predictions: pd.DataFrame, predictor: str) -> list[CalibrationCell]:

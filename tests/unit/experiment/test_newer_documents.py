@@ -80,13 +80,17 @@ def test_another_version_that_is_not_higher_is_invalid(version, tmp_path) -> Non
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema_version": 0}'])
 @pytest.mark.parametrize(
-    ("read", "error"),
-    [(read_links, InvalidLinks), (read_profile, InvalidProfile), (read_choice, InvalidChoice)],
+    ("read", "error", "cure"),
+    [
+        (read_links, InvalidLinks, r"make it anew: snakemake .*--force \S+some.json"),
+        (read_profile, InvalidProfile, r"make it anew: snakemake .*--force \S+some.json"),
+        (read_choice, InvalidChoice, "move the file away to make it anew$"),
+    ],
 )
 def test_a_damaged_file_that_is_not_made_anew_by_itself_says_what_to_do(
-    read, error, text, tmp_path
+    read, error, cure, text, tmp_path
 ) -> None:
     path = tmp_path / "some.json"
     path.write_text(text)
-    with pytest.raises(error, match="; move the file away to make it anew$"):
+    with pytest.raises(error, match=f"; {cure}"):
         read(path)
