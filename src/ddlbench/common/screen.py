@@ -61,8 +61,9 @@ def table(
 
     Columns without any text are left out. Where the first column is too wide even without the
     columns that may be left out, its text stands on a line of its own, above the rest of the row.
-    Where that is not enough, the longest texts of another column lose their middle. No text of a
-    row controls the terminal.
+    Where that is not enough, the longest texts of another column lose their middle. Where even the
+    shortest are too wide, the texts of all columns of names stand above the numbers of their row.
+    No text of a row controls the terminal.
     """
     width = width or terminal_width()
     shown = columns(headings) if isinstance(headings, str) else list(headings)
@@ -77,18 +78,53 @@ def table(
     last = max(range(len(shown)), key=lambda at: shown[at].drop)
     if shown[last].drop:
         return table(*_without({last}, shown, texts), width)
-    least = len(shown[0].heading)
-    room = max(least, width - max(map(len, whole)) + max(least, *(len(row[0]) for row in texts)))
-    inside = [row if len(row[0]) <= room else ["", *row[1:]] for row in texts]
-    heading, *rest = _rendered(shown, inside, room)
-    over = max(map(len, (heading, *rest))) - width
-    if over > 0 and (shorter := _with_shorter_texts(shown, texts, over)) != texts:
-        return table(shown, shorter, width)
+    cut, room, made = texts, *_with_room(shown, texts, width)
+    while (over := max(map(len, made)) - width) > 0:
+        shorter = _with_shorter_texts(shown, cut, over)
+        if shorter == cut:
+            break
+        cut, room, made = shorter, *_with_room(shown, shorter, width)
+    if over > 0 and sum(not column.right for column in shown) > 1:
+        return _names_above(shown, texts, width)
+    heading, *rest = made
     lines = [heading]
-    for row, line in zip(texts, rest, strict=True):
+    for row, line in zip(cut, rest, strict=True):
         if len(row[0]) > room:
             lines += textwrap.wrap(row[0], width, break_on_hyphens=False)
         lines.append(line)
+    return lines
+
+
+def _with_room(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
+) -> tuple[int, list[str]]:
+    """The width of the first column that fits, and the lines without what is wider in it."""
+    least = len(columns[0].heading)
+    widest = max(map(len, _rendered(columns, rows)))
+    room = max(least, width - widest + max(least, *(len(row[0]) for row in rows)))
+    inside = [row if len(row[0]) <= room else ["", *row[1:]] for row in rows]
+    return room, _rendered(columns, inside, room)
+
+
+def _names_above(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines of a table whose names are too many to stand side by side.
+
+    ::
+
+    network, strategy, devices
+        samples/s          speed-up
+    MobileNetV2, Interleaved 1F1B, 2x4
+              4.9  1.00 (0.98-1.02)
+    """
+    names = [at for at, column in enumerate(columns) if not column.right]
+    numbers = [at for at, column in enumerate(columns) if column.right]
+    beside = [Column(""), *(columns[at] for at in numbers)]
+    heading, *rest = _rendered(beside, [["", *(row[at] for at in numbers)] for row in rows])
+    lines = textwrap.wrap(", ".join(columns[at].heading for at in names), width)
+    lines += [heading] if numbers else []
+    for row, line in zip(rows, rest, strict=True):
+        lines += textwrap.wrap(", ".join(row[at] for at in names if row[at]), width)
+        lines += [line] if numbers else []
     return lines
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pandas as pd
 import pytest
 from report_factory import SITE_NAME, example_seconds, experiment, failed, result, site, write
@@ -151,3 +153,23 @@ def test_a_damaged_table_of_recommendations_is_one_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"table_8_2.csv cannot be read: .*predict accuracy"):
         terminal._checked(tmp_path)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_rows_that_many_settings_tell_apart_fit_the_terminal(tmp_path, monkeypatch, width):
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", str(width))
+    chosen = experiment(
+        ["mnist"], ["mobilenetv2"], ["sequential", "data-tensor-pipe"], ["1x4", "2x4"], repeats=3
+    )
+    chosen = dataclasses.replace(
+        chosen,
+        matrix={**chosen.matrix, "fabric": ["default", "lat100"], "precision": ["fp32", "bf16"]},
+    )
+    for row in (rows := expand(chosen, site())):
+        if row.unsupported is None:
+            write(tmp_path, row.cell, result(row.cell, 123.4))
+    make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    lines = summary_lines(tmp_path / "tables")
+    assert max(map(len, lines)) <= width
+    assert all(word in " ".join(lines) for word in ("samples/s", "speed-up"))
