@@ -363,13 +363,17 @@ def _ranking_table(ranking: Ranking) -> list[str]:
 
 
 def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
-    """``1.12``; ``~1.12`` if a measured row has a predicted one, ``1.12^`` if above its bound."""
+    """``1.12``; ``~1.12`` if a measured row has a predicted one, ``1.12^`` if above its bound.
+
+    ``diverged`` stands at a strategy that ran with a loss that is no number, as in the report.
+    """
     speedup = ranking.speedup(candidate)
     if speedup is None:
         return ""
     before = "~" if _of_other_world(ranking, candidate) else ""
     above = "^" if ranking.above_bound(candidate) else ""
-    return f"{before}{ratio_text(speedup.ratio)}{above}"
+    diverged = " diverged" if candidate.diverged else ""
+    return f"{before}{ratio_text(speedup.ratio)}{above}{diverged}"
 
 
 def _of_other_world(ranking: Ranking, candidate: Candidate) -> bool:

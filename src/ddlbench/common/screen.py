@@ -111,10 +111,10 @@ def _names_above(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
 
     ::
 
-    network, strategy, devices
-        samples/s          speed-up
-    MobileNetV2, Interleaved 1F1B, 2x4
-              4.9  1.00 (0.98-1.02)
+        network, strategy, devices
+            samples/s          speed-up
+        MobileNetV2, Interleaved 1F1B, 2x4
+                  4.9  1.00 (0.98-1.02)
     """
     names = [at for at, column in enumerate(columns) if not column.right]
     numbers = [at for at, column in enumerate(columns) if column.right]

@@ -98,6 +98,11 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
             _train(ranking, recommended, proven=recommended is proven),
             *_tied(ranking, recommended, named, known),
         ]
+    sentences += [
+        f"{c.label} was measured here, and {c.diverged}."
+        for c in (recommended, *named)
+        if c.diverged
+    ]
     why_not = _why_not(ranking, recommended)
     sentences += _highest(ranking, why_not, [c.strategy for c in named])
     sentences += [c.beyond_sentence for c in others if c.beyond][:1]

@@ -75,6 +75,7 @@ class Knowledge:
         device_memory_bytes: memory of one device; None takes that of the profile or the site.
         allow_stale: strategies whose updates use gradients of older weights are candidates, too.
         departures: its measured cells that do not train as one device does.
+        divergences: its measured cells whose loss is no number any more.
         spread_of: standard deviation of the logarithm of a predicted step, for a machine that is
             described by data sheets; what is installed here does not matter then. None for a site.
     """
@@ -87,6 +88,7 @@ class Knowledge:
     device_memory_bytes: float | None = None
     allow_stale: bool = False
     departures: tuple[Departure, ...] = ()
+    divergences: tuple[Departure, ...] = ()
     spread_of: Callable[[Prediction], float] | None = None
 
     @property
@@ -219,6 +221,8 @@ def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
         return candidate
     if departure := departure_of(known.departures, candidate.cell):
         return replace(candidate, reason=Reason("other_training", departure))
+    diverged = departure_of(known.divergences, candidate.cell)
+    candidate = replace(candidate, diverged=diverged)
     runs = tuple(steps_measured(known.history, candidate.cell))
     if not runs or not known.by_runs:
         return replace(candidate, measured_s=runs)

@@ -6,7 +6,7 @@ The measurements of a configuration are one outcome, over its repeats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -79,6 +79,7 @@ class Outcome:
         wait_s: repeat -> seconds of a step in which the mean rank (without servers) waits for
             others; only repeats whose strategy records it.
         departures: repeat -> how it does not train as one device does.
+        divergences: repeat -> the note that its loss is no number.
     """
 
     cell: Cell
@@ -89,6 +90,7 @@ class Outcome:
     memory_bytes: int | None = None
     wait_s: dict[int, float] = field(default_factory=dict)
     departures: dict[int, str] = field(default_factory=dict)
+    divergences: dict[int, str] = field(default_factory=dict)
 
     def steps(self, without_first: bool = False) -> Steps | None:
         """Summarise the repeats, with or without repeat 0; None if no repeat is left."""
@@ -135,6 +137,8 @@ def _add_repeat(outcome: Outcome, repeat: int, result: Result, departure: str) -
     if outcome.status != Status.OK:
         outcome.status = DISTURBED if disturbed else result.status
         outcome.status = OTHER_TRAINING if departure else outcome.status
+    if result.diverged:
+        outcome.divergences[repeat] = result.diverged
     if departure:
         outcome.departures[repeat] = departure
         return
@@ -169,10 +173,19 @@ def history_of(outcomes: Sequence[Outcome], site: str, results_root: Path = RESU
 
 def departures_of(outcomes: Sequence[Outcome]) -> tuple[Departure, ...]:
     """Every repeat that does not train as one device does."""
+    return _departures((outcome.cell, outcome.departures) for outcome in outcomes)
+
+
+def divergences_of(outcomes: Sequence[Outcome]) -> tuple[Departure, ...]:
+    """Every repeat whose loss is no number any more."""
+    return _departures((outcome.cell, outcome.divergences) for outcome in outcomes)
+
+
+def _departures(by_cell: Iterable[tuple[Cell, Mapping[int, str]]]) -> tuple[Departure, ...]:
     return tuple(
-        Departure(outcome.cell.again(repeat), sentence)
-        for outcome in outcomes
-        for repeat, sentence in outcome.departures.items()
+        Departure(cell.again(repeat), sentence)
+        for cell, sentences in by_cell
+        for repeat, sentence in sentences.items()
     )
 
 

@@ -102,7 +102,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Departure:
-    """A finished cell that does not train as one device does, and the sentence that says how."""
+    """A finished cell that does not train as it should, and the sentence that says how."""
 
     cell: Cell
     sentence: str

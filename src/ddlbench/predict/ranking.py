@@ -241,6 +241,7 @@ class Candidate:
         reason: why it is not ranked; empty if it is.
         unpredicted: why it has no prediction, also where its runs rank it; else empty.
         beyond: why only its prediction is known: the site is too small to run it; else empty.
+        diverged: the note of a run at the site that its loss is no number; empty if none has one.
         chance: probability that it is the fastest of the ranked ones; None if it is not ranked.
         chance_to_win: probability that it is faster than the first of the ranking.
         chance_to_gain: probability that it is faster than one device; None if that is unknown.
@@ -258,6 +259,7 @@ class Candidate:
     reason: str = ""
     unpredicted: str = ""
     beyond: str = ""
+    diverged: str = ""
     chance: float | None = None
     chance_to_win: float = 0.0
     chance_to_gain: float | None = None

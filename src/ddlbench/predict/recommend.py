@@ -50,7 +50,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
 from ddlbench.predict.candidate import Knowledge, assess
 from ddlbench.predict.documents import VERSION, ChoiceFile
-from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
+from ddlbench.predict.evaluate import departures_of, divergences_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import UNLESS_OOM, predictor_for
 from ddlbench.predict.question import SETTINGS, Question
@@ -179,6 +179,7 @@ def knowledge_of(
         history_of(outcomes, site.name, results_root),
         errors_at(site.name, results_root),
         departures=departures_of(outcomes),
+        divergences=divergences_of(outcomes),
     )
 
 

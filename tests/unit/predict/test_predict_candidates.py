@@ -119,6 +119,18 @@ def test_what_does_not_train_as_one_device_does_is_not_ranked(here):
     assert assess(QUESTION.cell("gpipe"), known).code != "other_training"
 
 
+def test_the_advice_says_that_a_recommended_run_diverged(here):
+    cell = QUESTION.cell("ddp")
+    note = "training diverged: the loss is no number from step 2 of 10 on"
+    known = replace(here, history=(Measured(cell, 1e-6),))
+    for divergences in ((), (Departure(cell.again(1), note),)):
+        known = replace(known, divergences=divergences)
+        ranking = recommend(QUESTION, known)
+        assert ranking.best.strategy == "ddp"
+        advice = " ".join(advise(QUESTION, ranking, known).sentences)
+        assert (note in advice) == bool(divergences)
+
+
 def test_runs_go_before_the_prediction(here):
     cell = QUESTION.cell("ddp")
     runs = tuple(Measured(cell, step_s) for step_s in (0.3, 0.5, 0.31))

@@ -9,8 +9,15 @@ from report_factory import matrix, result, site, write
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import DIVERGED
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.predict.evaluate import departures_of, history_of, measure, outcomes_of
+from ddlbench.predict.evaluate import (
+    departures_of,
+    divergences_of,
+    history_of,
+    measure,
+    outcomes_of,
+)
 from ddlbench.report.figures.speedup import draw
 from ddlbench.report.footer import Context, marks, signs
 from ddlbench.report.html_report import make_html_report
@@ -156,3 +163,11 @@ def test_a_departing_configuration_has_its_own_status(made, tmp_path):
     outcomes = outcomes_of("mnist", "vgg11", "local", tmp_path)
     status = {outcome.cell.strategy: str(outcome.status) for outcome in outcomes}
     assert status == {BASE: "ok", "ddp": "other training", "gpipe": "ok"}
+
+
+def test_a_run_whose_loss_is_no_number_is_known_to_the_ranking(tmp_path, monkeypatch):
+    note = f"{DIVERGED}: the loss is no number from step 2 of 10 on"
+    rows = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["ddp"])
+    write(tmp_path, rows[0].cell, result(rows[0].cell) | {"notes": [note]})
+    (divergence,) = divergences_of(outcomes_of("mnist", "vgg11", "local", tmp_path))
+    assert (divergence.cell, divergence.sentence) == (rows[0].cell, note)
