@@ -293,7 +293,7 @@ def prediction_lines(
     if interval_s is not None:
         whose = "by cells measured here" if calibrated else "by errors of such predictions"
         lines += paragraph(f"90 %: {range_text(*interval_s)}, {whose}.")
-    lines += noisy_profile(alone.prediction)
+    lines += noisy_profile(alone, known.site.name)
     errors = known.errors.get((first.predictor, strategy))
     if errors:
         before = " before calibration" if calibrated else ""

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.result import Glance
     from ddlbench.experiment.site import Site
-    from ddlbench.predict.candidate import Knowledge
-    from ddlbench.predict.prediction import Prediction
+    from ddlbench.predict.candidate import Candidate, Knowledge
 
 # Options of a command, and the field of a cell that each sets.
 _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
@@ -331,12 +330,16 @@ def header(question: Question, site: Site, strategy: str = "") -> str:
 _NOISY = 0.25
 
 
-def noisy_profile(alone: Prediction | None) -> list[str]:
+def noisy_profile(alone: Candidate | None, site: str) -> list[str]:
     """A warning where the profile's own steps lie far apart, on which all predictions rest."""
-    interval = alone.interval_s if alone else None
-    if alone is None or interval is None or interval[1] - interval[0] <= _NOISY * alone.step_s:
+    step = alone.prediction if alone else None
+    interval = step.interval_s if step else None
+    if alone is None or step is None or interval is None:
         return []
+    if interval[1] - interval[0] <= _NOISY * step.step_s:
+        return []
+    profile = profile_file(site, ProfileKey.of(alone.cell).id)
     return paragraph(
-        "The profile is noisy: one device's step lies between "
-        f"{range_text(*interval)}. Profile again on a quiet machine."
+        f"The profile is noisy: one device's step lies between {range_text(*interval)}. Measure it "
+        f"again on a quiet machine: {making_command(site, [profile], anew=True)}"
     )

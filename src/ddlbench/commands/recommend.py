@@ -326,7 +326,7 @@ def recommendation_lines(
     if ranked:
         lines += _legend(ranking)
         lines += _errors_here(ranked, known.errors)
-        lines += noisy_profile(ranking.base.prediction if ranking.base else None)
+        lines += noisy_profile(ranking.base, known.site.name)
     for c in ranked:
         if c.unpredicted:
             missing = re.sub(_COMMAND, "", c.unpredicted)

@@ -450,8 +450,11 @@ def _experiment(name: str, without: Sequence[str] = ()) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in without}
 
 
-def making_command(site: str, files: Iterable[Path]) -> str:
-    """The command with which the workflow makes files below ``results/<site>/``."""
+def making_command(site: str, files: Iterable[Path], *, anew: bool = False) -> str:
+    """The command with which the workflow makes files below ``results/<site>/``.
+
+    ``anew`` also makes those that are there.
+    """
     launcher, planned = "<slurm or local>", site
     with suppress(ConfigError):
         launcher = load_site(site).launcher
@@ -459,7 +462,8 @@ def making_command(site: str, files: Iterable[Path]) -> str:
         planned = _site_in(project_root() / CONFIG, site)
     files = list(files)
     targets = [shlex.quote(str(file)) for file in files]
-    words = ["snakemake", "--profile", f"profiles/{launcher}", *targets]
+    force = ["--force"] if anew else []
+    words = ["snakemake", "--profile", f"profiles/{launcher}", *force, *targets]
     declared = declaring_file(part for file in files for part in file.parts)
     if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
         words += ["--configfile", shlex.quote(declared)]

@@ -246,6 +246,8 @@ def test_a_noisy_profile_is_told_with_the_range_of_its_steps(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     for out in (run(predict, *CELL, "--strategy", "gpipe").output, run(recommend, *CELL).output):
         assert "The profile is noisy: one device's step lies between 208-312 ms." in out
+        profile = "results/local/profiles/mnist/vgg11/fp32-1t/profile.json"
+        assert f"snakemake --profile profiles/local --force {profile}" in " ".join(out.split())
 
 
 def test_calibration_learns_from_measured_cells_and_changes_predictions(folder):
