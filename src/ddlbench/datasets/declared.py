@@ -41,6 +41,8 @@ def counted_spec(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
     key = json.dumps([name, str(root), entry.to_dict()], sort_keys=True)
     kept = _kept().get(key, {})
     there = root.exists()
+    if entry.folder and root.is_file():
+        raise ConfigError(f"{place}.folder: {root} is a file; write the folder that holds the data")
     state = _state(root) if there else None
     if kept and state in (None, kept.get("state")):
         with suppress(TypeError):  # of another version

@@ -165,6 +165,12 @@ def test_facts_are_kept_until_the_data_changes_and_after_it_is_gone(tmp_path):
     assert spec_of(**entry).num_train == 16
 
 
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "photos.zip").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"folder: .*photos.zip is a file; write the folder"):
+        spec_of(folder=str(tmp_path / "photos.zip"), size=8)
+
+
 def test_data_that_only_nodes_see_is_written_out():
     entry = {"folder": "/nodes/p", "size": 8}
     with pytest.raises(ConfigError, match=r"/nodes/p is not on this machine.* samples and classes"):
