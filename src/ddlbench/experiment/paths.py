@@ -253,9 +253,9 @@ def project_root() -> Path:
     return repository_above() or Path(__file__).resolve().parents[3]
 
 
-def repository_above() -> Path | None:
-    """The nearest repository that holds the working folder; None if there is none."""
-    here = Path.cwd()
+def repository_above(here: Path | None = None) -> Path | None:
+    """The nearest repository that holds a folder, by default the working one; None if none does."""
+    here = here or Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
             return folder
@@ -269,13 +269,14 @@ def enter_project(configfile: Path = CONFIG) -> Path:
     """Work in the repository that holds the current folder, and return the experiment's file.
 
     Results, sites and the default experiment lie at fixed places below the repository's root. A
-    file that exists in the current folder is taken from there.
+    file that exists in the current folder is taken from there. Outside of any repository, the one
+    that holds the experiment's file is taken.
 
     Raises:
         ConfigError: no folder from here upwards is a repository, and there is nothing to read here.
     """
     here = Path.cwd()
-    root = repository_above()
+    root = repository_above() or repository_above(configfile.resolve().parent)
     if root is None:
         if configfile.is_file() or (configfile == CONFIG and RESULTS.is_dir()):
             return configfile

@@ -256,6 +256,13 @@ def test_commands_find_the_repository_upwards(project, monkeypatch):
     assert "experiment: mine" in enter_project(Path("mine.yaml")).read_text()
 
 
+def test_outside_a_repository_the_one_of_the_experiment_is_taken(project, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "3 to run" in printed("plan", "--configfile", str(project / "config" / "config.yaml"))
+    assert Path.cwd() == project
+
+
 def test_outside_a_repository_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="no ddlbench repository"):
