@@ -179,9 +179,10 @@ def _stay(ranking: Ranking, likeliest: Candidate | None) -> str:
 
 def _nothing_compared(question: Question, ranking: Ranking, known: Knowledge) -> str:
     site = known.site
+    too_small = any(c.code == "site_too_small" for c in ranking.not_ranked)
     text = "Nothing was compared: no strategy that can be faster than one device can be timed here."
     text += f" {_reasons(ranking)}."
-    if question.nodes > site.nodes or question.devices_per_node > site.devices_per_node:
+    if too_small:
         text += f" Write --geometry {site.nodes}x{site.devices_per_node} or less."
     return text
 

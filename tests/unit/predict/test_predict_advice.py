@@ -225,6 +225,9 @@ def test_beyond_a_site_that_scales_is_predicted_and_never_measured(here, tmp_pat
     assert likeliest_of(ranking) is None
     assert any(beyond[0].beyond in sentence for sentence in advice.sentences)
     assert "--measure" not in " ".join(advice.sentences)
+    many, refused = answered(make.question("1000x8"), larger)
+    assert all(not c.ranked for c in many.candidates if c.cell.devices > 1)
+    assert "--geometry" not in " ".join(refused.sentences)  # fewer devices are not the remedy
     # As fast as on a site that has them.
     has_them = replace(larger.site, nodes=4, devices_per_node=8)
     has = recommend(question, replace(here, site=has_them))
@@ -238,6 +241,7 @@ def test_beyond_one_machine_nothing_is_predicted(here):
     assert not any(c.beyond for c in ranking.candidates)
     assert by_strategy(ranking)["ddp"].code == "site_too_small"
     assert advice.strategy is None
+    assert "Write --geometry 1x2 or less" in advice.sentences[0]
     fits, _ = answered(make.question("1x2"), small)
     assert by_strategy(fits)["ddp"].ranked
 
