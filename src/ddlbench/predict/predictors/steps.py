@@ -359,8 +359,7 @@ class Ddlbench(BuiltInPredictor):
         except NotPredictable as error:
             if preferred in (None, DEFAULT_PREDICTOR):
                 raise NotPredictable(
-                    f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on {kind} devices: "
-                    f"its descriptor prefers no predictor there, and {error}"
+                    f"nothing predicts {strategy.name} on {kind} devices: {error}"
                 ) from None
         else:
             if not step.has_servers:

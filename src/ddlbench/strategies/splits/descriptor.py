@@ -100,7 +100,8 @@ class SplitStrategy(Grouped):
         if work not in workload.alone:
             raise ConfigError(
                 f"the profile of {workload.network} has no step of one device of {self.name} "
-                f"alone ({work}); make it again"
+                f"alone ({work}); add {self.name} to the experiment's strategies, and measure the "
+                "profile again (snakemake --force ...)"
             )
         messages = [
             Message(
