@@ -35,6 +35,7 @@ from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.workload import has_workload
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR
 from ddlbench.predict.run_tables import CNN, kind_of
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.configurations import is_shape
@@ -284,7 +285,7 @@ def _draw(figure: str, path: Path, *inputs: Any) -> None:
 )
 @click.option(
     "--predictor",
-    default="paradl-corrected",
+    default=DEFAULT_PREDICTOR,
     show_default=True,
     help="Of predictions.json: any predictor.",
 )

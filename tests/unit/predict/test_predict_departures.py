@@ -102,7 +102,7 @@ def test_nothing_to_judge_is_no_all_clear(monkeypatch, tmp_path):
     rows = pd.DataFrame(
         [
             {
-                "predictor": "paradl-corrected", "cell_id": "a/b/rep0", "measured_step_s": None,
+                "predictor": "ddlbench", "cell_id": "a/b/rep0", "measured_step_s": None,
                 "predicted_step_s": 1.0, "notes": "",
             }
         ]
