@@ -431,6 +431,8 @@ def read_command(files: Sequence[Path], output: Path) -> None:
         )
     for name, system in systems.items():
         runs = [mlperf.with_system(run, name, system) for run in runs]
+    if systems:
+        runs = [mlperf.with_note_of_system(run, list(systems)) for run in runs]
     if not runs and not tests:
         raise ConfigError("only descriptions of systems; give the logs of their runs, too")
     if runs and not any(map(_tells_something, runs)):

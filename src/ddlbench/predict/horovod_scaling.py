@@ -201,7 +201,13 @@ def scalings(
         per_node = given["accelerators_per_node"]
         given[NIC] = fabric.bytes_per_s / 1e9 * (per_node if fabric.per == "device" else 1)
     usable = _usable(given)
-    left_out = Counter({"other software, or no number of nodes": len(given) - len(usable)})
+    unsized = len(given) - int(_sized(given).sum())
+    left_out = Counter(
+        {
+            "no number of nodes; give `ddlbench oracle read` systems/NAME.json, too": unsized,
+            "other software": len(given) - unsized - len(usable),
+        }
+    )
     smallest = _smallest_systems(pd.concat([usable, _usable(shipped)], ignore_index=True))
     pairs = []
     for row in _records(usable):
@@ -226,7 +232,11 @@ def _shipped() -> pd.DataFrame:
 
 
 def _usable(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["is_all_reduce"] & (table["accelerators"] > 0) & (table["nodes"] > 0)]
+    return table[table["is_all_reduce"] & _sized(table)]
+
+
+def _sized(table: pd.DataFrame) -> pd.Series[bool]:
+    return (table["accelerators"] > 0) & (table["nodes"] > 0)
 
 
 def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:

@@ -88,6 +88,7 @@ def refuse(
     if wrong.any():
         at = int(wrong.to_numpy().argmax())
         value = column.tolist()[at]
+        value = "empty" if isinstance(value, float) and np.isnan(value) else value
         remark = sentence.format(value, nearest(value, known))
         raise ConfigError(f"{where} line {at + 2}: {remark}")
 

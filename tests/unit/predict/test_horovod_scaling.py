@@ -186,7 +186,11 @@ def test_a_free_text_stands_for_the_column(published):
 
 def test_other_software_is_left_out_and_counted(published):
     other = published.head(3).assign(process="", framework="TensorFlow")
-    assert scalings(other).left_out == {"other software, or no number of nodes": 3}
+    assert scalings(other).left_out == {"other software": 3}
+    unsized = scalings(published.head(3).assign(nodes=np.nan)).left_out
+    assert [(reason.startswith("no number of nodes"), n) for reason, n in unsized.items()] == [
+        (True, 3)
+    ]
     with pytest.raises(ConfigError, match="no row can be predicted"):
         score(other, ScoreQuestion())
 

@@ -341,6 +341,10 @@ def test_a_table_of_mlperf_is_scored(tmp_path):
              f"{folder}/systems/mine_n8.json": json.dumps(system)}  # fmt: skip
     table = read(tmp_path, files)
     assert table["accelerators"].tolist() == [64] and table["round"].tolist() == ["v3.0"]
+    files = {f"{folder}/results/mine_n8/resnet/result_0.txt": log,
+             f"{folder}/systems/other.json": json.dumps(system)}  # fmt: skip
+    unnamed = read(tmp_path / "unnamed", files)
+    assert "its system is 'mine_n8'" in unnamed["note"][0] and "other" in unnamed["note"][0]
     path = tmp_path / "runs.csv"
     assert kind_of(path).name == "mlperf"
     scored = CliRunner().invoke(oracle, ["score", str(path), "--json"], catch_exceptions=False)

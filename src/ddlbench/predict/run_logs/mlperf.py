@@ -133,6 +133,16 @@ def with_system(run: LoggedRun, name: str, system: Mapping[str, Any]) -> LoggedR
     )
 
 
+def with_note_of_system(run: LoggedRun, names: Sequence[str]) -> LoggedRun:
+    """The run with a note if none of the given descriptions is of its system."""
+    described = run.system.casefold() in map(str.casefold, names)
+    if run.log != MLPERF or described or run.nodes:
+        return run
+    what = f"its system is {run.system!r}" if run.system else "it names no system"
+    remark = f"{what}, and the descriptions given are of {', '.join(names)}; rename the right one"
+    return replace(run, note="; ".join(filter(None, (run.note, remark))))
+
+
 def is_system(value: Any) -> bool:
     """Whether JSON describes a system of MLPerf."""
     return isinstance(value, dict) and {"number_of_nodes", "accelerators_per_node"} <= value.keys()
