@@ -173,7 +173,9 @@ def _wrong_type(error: ValidationError) -> str:
     described = _description(_schema_of(error))
     if value is None:
         return f"is empty; write {_kinds(kinds)}, or leave the key out{described}"
-    return f"{shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value, _key(error))}{described}"
+    in_list = bool(error.absolute_path) and isinstance(error.absolute_path[-1], int)
+    spelling = _spelling(kinds, value, _key(error), in_list=in_list)
+    return f"{shown(value)} is not {_kinds(kinds)}{spelling}{described}"
 
 
 def _no_choice(error: ValidationError) -> str:
@@ -257,11 +259,16 @@ def _key(error: ValidationError) -> str:
     return next((name for name in reversed(names) if "_" in name), "")
 
 
-def _spelling(kinds: Sequence[str], value: object, key: str) -> str:
-    """Guess what the user meant where YAML read the value as another type."""
+def _spelling(kinds: Sequence[str], value: object, key: str, *, in_list: bool) -> str:
+    """Guess what the user meant where YAML read the value as another type.
+
+    A number in a list of texts, as a geometry, lacks more than quotes.
+    """
     numeric = {"integer", "number"} & set(kinds)
     if "string" in kinds and isinstance(value, bool):
         return ", as YAML reads on, off, yes and no; write it in quotes"
+    if "string" in kinds and isinstance(value, int | float) and not in_list:
+        return "; write it in quotes"
     if "array" in kinds and not numeric and isinstance(value, str | int | float):
         return f"; write [{str(value)[:_LONGEST_WORD]}]"
     number = _number(value, key) if numeric and isinstance(value, str | float) else None

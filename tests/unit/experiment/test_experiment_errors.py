@@ -237,3 +237,4 @@ def test_words_that_yaml_reads_as_true_or_false_are_to_be_quoted() -> None:
     message = _message(_changed("experiment", yaml.safe_load("on")))
     assert "experiment: True is not a text, as YAML reads on" in message
     assert "write it in quotes" in message
+    assert "2024 is not a text; write it in quotes" in _message(_changed("experiment", 2024))
