@@ -150,7 +150,7 @@ def judge_limits(site: Site, known: Sequence[NodeKind], shape: tuple[int, int]) 
         }[what]
         remedy = f"write {key}: {value}" if value else "write fewer devices_per_node"
         says = (
-            f"{limits.partition} gives a job at most {most}, a cell on "
+            f"{limits.partition} gives a job at most {most}, one on "
             f"{nodes}x{devices} asks for {requested}; {remedy}, or another slurm.partition"
         )
         findings.append(Finding(key, False, says))

@@ -131,10 +131,13 @@ def is_here() -> bool:
 
 
 def examine_for(
-    site: Site, cells: Sequence[Cell], environment: Mapping[str, str] | None = None
+    site: Site,
+    cells: Sequence[Cell],
+    environment: Mapping[str, str] | None = None,
+    further: Sequence[tuple[int, int]] = (),
 ) -> list[Finding]:
-    """:func:`examine` for the jobs of some cells."""
-    return examine(site, [site.held_geometry(cell) for cell in cells], environment)
+    """:func:`examine` for the jobs of some cells, and ``further`` shapes of jobs."""
+    return examine(site, [*map(site.held_geometry, cells), *further], environment)
 
 
 def _names(site: Site) -> list[Finding]:

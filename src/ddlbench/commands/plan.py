@@ -25,7 +25,7 @@ from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import code_of
-from ddlbench.interconnect.time_plan import links_plan
+from ddlbench.interconnect.time_plan import links_plan, links_shape
 from ddlbench.planning.budget import cells_to_run, estimate, finished_rows
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
@@ -59,15 +59,16 @@ def plan(
     lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)
     click.echo("\n".join(lines))
     if site.launcher == "slurm" and to_run:
-        _show_preflight(site, to_run)
+        fabrics = _unmeasured(site, to_run) if experiment.predict else []
+        _show_preflight(site, to_run, [links_shape(site, fabric) for fabric in fabrics])
 
 
-def _show_preflight(site: Site, cells: Sequence[Cell]) -> None:
+def _show_preflight(site: Site, cells: Sequence[Cell], further: Sequence[tuple[int, int]]) -> None:
     """What is wrong with a cluster's site; exit status 1 if no job could run as it is."""
     if not is_here():
         click.echo("Not checked: account, partition and limits, as no SLURM is in PATH.")
         return
-    findings = [f for f in examine_for(site, cells) if not f.ok or f.doubtful]
+    findings = [f for f in examine_for(site, cells, None, further) if not f.ok or f.doubtful]
     if show_findings(findings, site):
         sys.exit(1)
 
@@ -182,14 +183,15 @@ def _predictions(
     return [("predict", ", and ".join([*parts, *links]))]
 
 
+def _unmeasured(site: Site, cells: Iterable[Cell]) -> list[str]:
+    """The fabrics of cells whose links are not measured yet."""
+    fabrics = sorted({cell.fabric for cell in cells})
+    return [fabric for fabric in fabrics if not links_file(site.name, fabric).is_file()]
+
+
 def _links(site: Site, cells: Iterable[Cell]) -> list[str]:
     """The links that are not measured yet, with their time; empty if there are none."""
-    fabrics = {cell.fabric for cell in cells}
-    times_s = [
-        links_plan(site, fabric).expected_s
-        for fabric in fabrics
-        if not links_file(site.name, fabric).is_file()
-    ]
+    times_s = [links_plan(site, fabric).expected_s for fabric in _unmeasured(site, cells)]
     if not times_s:
         return []
     each = f"about {duration_text(sum(times_s) / len(times_s))}"

@@ -105,7 +105,12 @@ def copies_inside(site: Site, fabric: str) -> bool:
 
 def links_request(site: Site, fabric: str) -> SchedulerRequest:
     """The job of the devices whose links are measured."""
-    return request(*site.real_geometry(*links_geometry(site, fabric), fabric), site)
+    return request(*links_shape(site, fabric), site)
+
+
+def links_shape(site: Site, fabric: str) -> tuple[int, int]:
+    """Real nodes, and devices of each, of that job."""
+    return site.real_geometry(*links_geometry(site, fabric), fabric)
 
 
 BUDGET_S = float(Interconnect.sweep_budget_s)  # of a sweep, where the site does not say

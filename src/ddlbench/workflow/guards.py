@@ -113,10 +113,16 @@ def begin(site: Site) -> None:
 _shell: dict[str, str] = {}
 
 
-def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) -> None:
+def check_cluster(
+    site: Site,
+    cells: Sequence[Cell],
+    arrays: str | None = None,
+    further: Sequence[tuple[int, int]] = (),
+) -> None:
     """Say what is wrong with a cluster's site before the first job.
 
-    ``arrays`` is what the option --slurm-array-jobs says.
+    ``arrays`` is what the option --slurm-array-jobs says, ``further`` are nodes, and devices of
+    each, of jobs beside the cells'.
 
     Raises:
         ConfigError: jobs cannot run as the site says; all that is wrong is named.
@@ -131,7 +137,7 @@ def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) 
 
     from ddlbench.cluster import preflight  # noqa: PLC0415 - no measured cell needs it
 
-    findings = preflight.examine_for(site, cells, {**os.environ, **_shell})
+    findings = preflight.examine_for(site, cells, {**os.environ, **_shell}, further)
     doubts = [f"{each.what}: {each.says}" for each in findings if each.ok and each.doubtful]
     for doubt in doubts:
         print(f"ddlbench: note: {doubt}", file=sys.stderr)

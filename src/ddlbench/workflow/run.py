@@ -59,7 +59,7 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.time_plan import links_plan, links_request
+from ddlbench.interconnect.time_plan import links_plan, links_request, links_shape
 from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request, same_for_all
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import MatrixRow, cell_of, expand
@@ -138,7 +138,10 @@ class Run:
             hold_machine(self.site)
             if jobs:
                 arrays = getattr(self._workflow.executor_settings, "array_jobs", None)
-                check_cluster(self.site, cells or list(self.cells.values()), arrays)
+                cells = cells or list(self.cells.values())
+                fabrics = [j.wildcards.fabric for j in jobs if j.rule.name == "links_of_fabric"]
+                shapes = [links_shape(self.site, fabric) for fabric in fabrics]
+                check_cluster(self.site, cells, arrays, shapes)
 
     def report_what_is_there(self) -> None:
         """Make tables and figures of the cells that are there; Ctrl-C skips them."""

@@ -247,10 +247,10 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
         (
             {"memory_mb": 100_000},
             "memory_per_device_mb",
-            "gpu gives a job at most 100000 MB on a node, a cell on 4x4 asks for 160000; "
+            "gpu gives a job at most 100000 MB on a node, one on 4x4 asks for 160000; "
             "write memory_per_device_mb: 25000, or another slurm.partition",
         ),
-        ({"nodes": 2}, "nodes", "at most 2 nodes, a cell on 4x4 asks for 4; write nodes: 2,"),
+        ({"nodes": 2}, "nodes", "at most 2 nodes, one on 4x4 asks for 4; write nodes: 2,"),
         ({"cpus_per_node": 8}, "cpus_per_device", "asks for 24; write cpus_per_device: 2,"),
         ({"cpus_per_node": 3}, "cpus_per_device", "asks for 24; write fewer devices_per_node,"),
     ],
@@ -472,6 +472,14 @@ def test_the_largest_cell_is_tested(login_node, monkeypatch):
     guards.check_cluster(here(login_node), [CELL, replace(CELL, nodes=1)])
     (request,) = requests
     assert {"--nodes=2", "--gres=gpu:4"} <= set(request)
+
+
+def test_the_job_of_the_links_is_tested_too(login_node, monkeypatch):
+    requests = []
+    monkeypatch.setattr(preflight, "sbatch_refuses", lambda words: requests.append(words) or "")
+    guards.check_cluster(here(login_node), [CELL], further=[(4, 4)])
+    (request,) = requests
+    assert "--nodes=4" in request
 
 
 def test_options_of_extra_are_split_as_a_shell_does():
