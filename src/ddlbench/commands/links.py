@@ -19,8 +19,10 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import GB, MB, MBIT_PER_S, MS, counted, duration_text, size_text
 from ddlbench.common.screen import Number, WholeNumber, examples, paragraph, table
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
+from ddlbench.experiment.config import making_command
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
+from ddlbench.experiment.paths import links_file
 from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.p2p import is_p2p, parse_p2p
@@ -112,6 +114,10 @@ def text_of(path: Path) -> str:
 @click.argument("links_json", type=click.Path(path_type=Path))
 def show(links_json: Path) -> None:
     """Show the fits and the slow pairs of a links.json."""
+    site, _, fabric, _ = ("", "", "", "", *links_json.parts)[-4:]
+    if links_json == links_file(site, fabric) and not links_json.exists():
+        command = making_command(site, [links_file(site, fabric)])
+        raise ConfigError(f"{links_json}: no such links file; make it with: {command}")
     measured = read_links(links_json)
     lines = [*_fit_lines(measured), *_pair_lines(measured)]
     for note in measured.notes:

@@ -101,3 +101,11 @@ def test_show_lists_fits_and_slow_pairs(tmp_path):
     slow = replace(links.pairs[0], slow_pairs=(SlowPair(0, 2, 0.5),))
     write_links(path, replace(links, pairs=(slow,)))
     assert "rank 2" in run("show", path, catch_exceptions=False).stdout
+
+
+def test_missing_links_of_a_site_are_named_with_the_command_that_makes_them():
+    with pytest.raises(ConfigError) as caught:
+        run("show", "results/accelerators/links/base/links.json", catch_exceptions=False)
+    assert "results/accelerators/links/base/links.json --config site=accelerators" in str(
+        caught.value
+    )
