@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import timeline_factory as made
@@ -284,6 +285,12 @@ def test_a_log_of_mlperf_is_read_back():
     assert run.epochs_median == len(epochs)
     assert run.run_s_median == pytest.approx(sum(epoch.elapsed_s for epoch in epochs), abs=2e-3)
     assert run.status == "success"
+
+
+def test_a_log_of_a_dataset_that_is_declared_nowhere_is_written():
+    result = measured(validated=False)
+    own = replace(result, cell={**result.cell, "dataset": "photos"})
+    assert any('"train_samples"' in line for line in log_lines(own))
 
 
 def test_a_log_claims_a_benchmark_only_of_the_real_one():
