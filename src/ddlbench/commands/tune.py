@@ -206,10 +206,12 @@ def _verdict(tuning: Tuning) -> list[str]:
     assert tuning.best is not None
     best, belief = tuning.best
     fast, slow = (1 / bound for bound in belief.interval_s)
-    runs = f", {counted(belief.runs, 'run')}" if belief.basis == "measured" else ""
+    measured = belief.basis == "measured"
+    which = "best measured" if measured else "best"
+    basis = counted(belief.runs, "run") if measured else belief.basis
     return paragraph(
-        f"best: {best.label} ({belief.basis}{runs}, {two_digits(slow)} to {two_digits(fast)} "
-        "samples a second)."
+        f"{which}: {best.label} ({basis}, {two_digits(slow)} to {two_digits(fast)} samples a "
+        "second)."
     )
 
 
