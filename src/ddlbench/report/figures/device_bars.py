@@ -6,7 +6,7 @@ Three figures of one form: bars for every strategy and the base, networks from l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -83,20 +83,9 @@ class Quantity:
 
 def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """Sections are geometries, panels datasets; networks on x, strategies by colour and marker."""
-    shown = tables.summary.assign(variant=variant_labels(tables.summary))
-    if quantity.without_base:
-        shown = shown[shown["strategy"] != BASE].copy()
-    shown["value"] = shown[quantity.column]
-    shown["mark"] = [
-        status_mark(row.status) or (NOT_MEASURED if pd.isna(row.value) else "")
-        for row in rows_of(shown)
-    ]
-    shown["member"] = list(zip(shown["strategy"], shown["variant"], strict=True))
-    datasets = in_dataset_order(shown["dataset"])
+    shown = _shown(quantity, tables.summary)
     networks = unique(shown["network"])
-    base = shown[shown["strategy"] == BASE]
     others = shown[shown["strategy"] != BASE]
-    geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
     members = sorted(unique(shown["member"]), key=lambda member: member[0] != BASE)
     looks = {  # of a strategy's colour; variants differ in shade
         member: _VARIANT_LOOKS[place % len(_VARIANT_LOOKS)]
@@ -106,33 +95,8 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
     parts = parts_of_page(networks, len(members), _LEFT_MM)
     known = shown.loc[shown["mark"] == "", "value"].astype(float)
     unit = quantity.unit(float(known.max()))
-
-    def values_of(row: Any) -> tuple[float, float, float]:
-        return math.nan if row.mark else float(row.value) / unit.size, math.nan, math.nan
-
-    sections = []
-    for geometry, part in geometries:
-        workers = counted(int(part["workers"].max()), "worker") if len(part) else ""
-        heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
-        both = pd.concat([base, part])
-        owns = ((name, both[both["dataset"] == name]) for name in datasets)
-        panels = [
-            Panel(
-                f"{dataset_label(name)}{', continued' if place else ''}",
-                data=bar_groups(
-                    rows_of_name,
-                    {network: labels[network] for network in of_panel},
-                    looks,
-                    values_of,
-                    slot="member",
-                    without=SIGNS,
-                    marked=True,
-                ),
-            )
-            for name, rows_of_name in owns
-            for place, of_panel in enumerate(parts)
-        ]
-        sections.append(Section(heading, panels))
+    of_panels = [{network: labels[network] for network in of_panel} for of_panel in parts]
+    sections = _sections(shown, of_panels, looks, unit)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         f"{quantity.title} {common_workers(others['workers'])}".strip(),
@@ -143,8 +107,8 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         sections,
         footer=footer(signed, context, [quantity.explain(shown)]),
         size=panel_size(
-            widest_labels([[labels[network] for network in of_panel] for of_panel in parts]),
-            len(members), [len(datasets) * len(parts)] * len(sections), left=_LEFT_MM,
+            widest_labels([list(of_panel.values()) for of_panel in of_panels]),
+            len(members), [len(section.panels) for section in sections], left=_LEFT_MM,
             between=11.0,
         ),
     )  # fmt: skip
@@ -159,6 +123,66 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         _scale(axes, groups, limit, logarithmic)
     page.label_rows(f"{quantity.label} ({unit.name}{', log' if logarithmic else ''})")
     return page.figure, shown[[*_TABLE[:6], quantity.column, *quantity.beside, *_TABLE[6:]]]
+
+
+def _shown(quantity: Quantity, summary: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have a bar: with its ``value``, or the ``mark`` in place of one."""
+    shown = summary.assign(variant=variant_labels(summary))
+    if quantity.without_base:
+        shown = shown[shown["strategy"] != BASE].copy()
+    shown["value"] = shown[quantity.column]
+    shown["mark"] = [
+        status_mark(row.status) or (NOT_MEASURED if pd.isna(row.value) else "")
+        for row in rows_of(shown)
+    ]
+    shown["member"] = list(zip(shown["strategy"], shown["variant"], strict=True))
+    return shown
+
+
+def _sections(
+    shown: pd.DataFrame,
+    of_panels: Sequence[Mapping[str, str]],
+    looks: Mapping[tuple[str, str], DatasetLook],
+    unit: Unit,
+) -> list[Section]:
+    """A section per geometry, with a panel per dataset and part of the networks.
+
+    Args:
+        shown: of :func:`_shown`.
+        of_panels: the networks of each panel of a dataset, with their labels.
+        looks: of each strategy and variant, which are the bars of a network.
+        unit: of the bars.
+    """
+
+    def values_of(row: Any) -> tuple[float, float, float]:
+        return math.nan if row.mark else float(row.value) / unit.size, math.nan, math.nan
+
+    base = shown[shown["strategy"] == BASE]
+    others = shown[shown["strategy"] != BASE]
+    geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
+    sections = []
+    for geometry, part in geometries:
+        workers = counted(int(part["workers"].max()), "worker") if len(part) else ""
+        heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
+        both = pd.concat([base, part])
+        panels = [
+            Panel(
+                f"{dataset_label(name)}{', continued' if place else ''}",
+                data=bar_groups(
+                    both[both["dataset"] == name],
+                    labels,
+                    looks,
+                    values_of,
+                    slot="member",
+                    without=SIGNS,
+                    marked=True,
+                ),
+            )
+            for name in in_dataset_order(shown["dataset"])
+            for place, labels in enumerate(of_panels)
+        ]
+        sections.append(Section(heading, panels))
+    return sections
 
 
 def _values(groups: list[Group]) -> list[float]:
