@@ -7,9 +7,8 @@ Deviations are those of thesis Figures 4.1, 5.1, 5.2 and 6.2. A deviation is (pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from ddlbench.planning.labels import dataset_label, in_dataset_order, network_la
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
+    Group,
     bar_groups,
     draw_beside,
     draw_groups,
@@ -203,45 +203,11 @@ def draw_deviation(
     ]
     shown = shown.assign(condition=headings)
     beside = _beside(shown, predictors, strategy, context)
-    networks, datasets = unique(shown["network"]), in_dataset_order(shown["dataset"])
-    conditions = unique(shown["condition"])
-    by_condition, alone = len(datasets) == 1 < len(conditions), len(networks) == 1
-    looks = {name: dataset_look(name) for name in datasets}
-    if by_condition:
-        looks = {name: condition_look(place) for place, name in enumerate(conditions)}
-    slot, group = ("condition" if by_condition else "dataset"), "network"
-    groups = {name: network_label(name) for name in networks}
-    if alone:
-        group, groups = "predictor", {name: name for name in predictors}
-
-    def percent(row: Any) -> tuple[float, float, float]:
-        low, high = _interval(row)
-        return 100 * row.signed_error, 100 * low, 100 * high
-
-    def panels(part: pd.DataFrame, printed: pd.DataFrame) -> list[Panel]:
-        """Each with its groups of bars and its printed rows."""
-        bars = partial(bar_groups, groups=groups, looks=looks, values=percent, group=group)
-        if alone:
-            return [Panel(network_label(networks[0]), data=(bars(part, slot=slot), printed))]
-        of = [
-            (name, part["predictor"] == name, printed["predictor"] == name) for name in predictors
-        ]
-        return [
-            Panel(name, data=(bars(part[ours], slot=slot), printed[theirs]))
-            for name, ours, theirs in of
-        ]
-
-    sections = (
-        [Section("", panels(shown, beside))]
-        if by_condition
-        else [
-            Section(str(heading), panels(part, beside[beside["condition"] == heading]))
-            for heading, part in shown.groupby("condition", sort=False)
-        ]
-    )
+    bars = _bars_of(shown, predictors)
+    sections = _deviation_sections(shown, beside, bars)
     legend: list[tuple[Artist, str]] = [
-        (patch(_NEUTRAL, look), name if by_condition else dataset_label(name))
-        for name, look in looks.items()
+        (patch(_NEUTRAL, look), dataset_label(name) if bars.slot == "dataset" else name)
+        for name, look in bars.looks.items()
     ]
     if len(beside):
         legend.append((hollow(), published.label(beside, context.paper)))
@@ -252,21 +218,15 @@ def draw_deviation(
         sections,
         footer=footer(cells, context, [*_sentences(shown, beside), *note_sentences(cells)]),
         size=_deviation_size(
-            list(groups.values()), len(looks), 1 if alone else len(predictors), sections
+            list(bars.groups.values()), len(bars.looks), len(bars.panels), sections
         ),
         share_y=True,
     )
     limits = _limits(shown, beside)
-    on_x, slots = list(groups), list(looks)
-    for axes, (bars, printed) in page.facets:
-        places = {
-            (on_x.index(getattr(row, group)), slots.index(getattr(row, slot))): 100
-            * float(row.signed_error)
-            for row in rows_of(printed)
-        }
-        theirs = Beside(places, limits[1] - limits[0])
-        draw_groups(axes, bars, page.width_mm, "{:+.0f}".format, theirs)
-        draw_beside(axes, theirs, len(looks))
+    for axes, (groups, printed) in page.facets:
+        theirs = Beside(bars.places_of(printed), limits[1] - limits[0])
+        draw_groups(axes, groups, page.width_mm, "{:+.0f}".format, theirs)
+        draw_beside(axes, theirs, len(bars.looks))
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
         axes.yaxis.set_major_formatter(
@@ -274,6 +234,83 @@ def draw_deviation(
         )
     page.label_rows("Deviation (%)")
     return page.figure, published.below(shown, beside.drop_duplicates(), _TABLE)
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """What panels, groups and bars of deviations stand for.
+
+    Args:
+        panels: title of each panel of a section; by the predictor, or only the network.
+        group: column of a group of bars.
+        groups: the label of each of its values.
+        slot: column of a bar of a group.
+        looks: of each of its values.
+    """
+
+    panels: Sequence[str]
+    group: str
+    groups: Mapping[str, str]
+    slot: str
+    looks: Mapping[str, DatasetLook]
+
+    def of(self, rows: pd.DataFrame) -> list[Group]:
+        """The groups of bars of a panel."""
+        return bar_groups(rows, self.groups, self.looks, _percent, group=self.group, slot=self.slot)
+
+    def places_of(self, printed: pd.DataFrame) -> dict[tuple[int, int], float]:
+        """Printed deviations in percent, by group and bar."""
+        groups, slots = list(self.groups), list(self.looks)
+        return {
+            (groups.index(getattr(row, self.group)), slots.index(getattr(row, self.slot))): 100
+            * float(row.signed_error)
+            for row in rows_of(printed)
+        }
+
+
+def _bars_of(shown: pd.DataFrame, predictors: Sequence[str]) -> _Bars:
+    networks, datasets = unique(shown["network"]), in_dataset_order(shown["dataset"])
+    conditions = unique(shown["condition"])
+    if len(datasets) == 1 < len(conditions):
+        slot = "condition"
+        looks = {name: condition_look(place) for place, name in enumerate(conditions)}
+    else:
+        slot, looks = "dataset", {name: dataset_look(name) for name in datasets}
+    if len(networks) == 1:
+        by_predictor = {name: name for name in predictors}
+        return _Bars([network_label(networks[0])], "predictor", by_predictor, slot, looks)
+    labels = {name: network_label(name) for name in networks}
+    return _Bars(predictors, "network", labels, slot, looks)
+
+
+def _percent(row: Any) -> tuple[float, float, float]:
+    low, high = _interval(row)
+    return 100 * row.signed_error, 100 * low, 100 * high
+
+
+def _deviation_sections(shown: pd.DataFrame, beside: pd.DataFrame, bars: _Bars) -> list[Section]:
+    """Sections whose panels have their groups of bars and their printed rows."""
+
+    def panels(part: pd.DataFrame, printed: pd.DataFrame) -> list[Panel]:
+        if bars.group == "predictor":
+            return [Panel(title, data=(bars.of(part), printed)) for title in bars.panels]
+        return [
+            Panel(
+                name,
+                data=(
+                    bars.of(part[part["predictor"] == name]),
+                    printed[printed["predictor"] == name],
+                ),
+            )
+            for name in bars.panels
+        ]
+
+    if bars.slot == "condition":
+        return [Section("", panels(shown, beside))]
+    return [
+        Section(str(heading), panels(part, beside[beside["condition"] == heading]))
+        for heading, part in shown.groupby("condition", sort=False)
+    ]
 
 
 def _beside(
