@@ -289,8 +289,8 @@ def test_a_log_of_mlperf_is_read_back():
 
 def test_a_log_of_a_dataset_that_is_declared_nowhere_is_written():
     result = measured(validated=False)
-    own = replace(result, cell_id=result.cell_id.replace("mnist/", "photos/"))
-    assert any('"train_samples"' in line for line in log_lines(own))
+    undeclared = replace(result, cell_id=result.cell_id.replace("mnist/", "photos/"))
+    assert any('"train_samples"' in line for line in log_lines(undeclared))
 
 
 def test_a_log_claims_a_benchmark_only_of_the_real_one():

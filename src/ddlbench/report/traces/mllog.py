@@ -133,8 +133,8 @@ def _about(cell: Cell, result: Result) -> dict[str, Any]:
     device = ", ".join(models) or processor
     benchmark = _benchmark(cell, result)
     validated = result.validation[0].samples if result.validation else None
-    own = cell.dataset not in DATASETS  # whose configuration is not read here
-    spec = None if own else DATASETS[cell.dataset]
+    undeclared = cell.dataset not in DATASETS  # whose configuration is not read here
+    spec = None if undeclared else DATASETS[cell.dataset]
     return {
         "submission_org": "not submitted",
         "submission_platform": f"{result.devices} x {device}",
