@@ -136,6 +136,8 @@ class RunScreen:
                 self._planned[part] += int(count)
         self._fit_names()
         counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
+        if datasets := stats.get("dataset"):
+            counts.append(counted(int(datasets), "dataset"))
         if stats.get(_PAGE):
             counts.append("HTML report")
         heading = f"cell of {_cells.shared}" if self._brief and _cells.shared else "cell"

@@ -90,6 +90,10 @@ def test_a_diverged_cell_says_so_beside_its_speed_up(rows):
     assert why.strip() == note
 
 
+def test_datasets_alone_are_counted(rows):
+    assert screen(dataset=2, datasets=1)[1] == ["demo on local: 2 datasets"]
+
+
 def test_links_are_left_for_as_long_as_is_planned(rows):
     run_screen.follow("demo", SITE_NAME, rows, links_s=[150.0])
     run, _ = screen(cell=2, links_of_fabric=1)
