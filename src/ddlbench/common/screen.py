@@ -248,6 +248,9 @@ class WholeNumber(click.IntRange):
         number: int = super().convert(value, param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 def examples(*commands: str) -> str:
     """The last lines of a command's help: how people call it."""

@@ -159,6 +159,7 @@ def test_help_fits_and_is_not_cut(words, project, monkeypatch):
     lines = printed(*words, "--help").splitlines()
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")]
+    assert not [line for line in lines if "=None" in line]  # a limit that is none
 
 
 def test_the_oracle_says_which_runs_depart_for_what_machine(project, monkeypatch):
