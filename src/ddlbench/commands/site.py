@@ -155,7 +155,11 @@ def _graph_file(graph: str) -> tuple[str, str, Path]:
 
 
 def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Device, Tables]:
-    profiles = measured_profiles(site, precision)
+    measured = measured_profiles(site, precision)
+    profiles = {pair: profile for pair, profile in measured.items() if pair[0] in DATASETS}
+    left_out = sorted({dataset for dataset, _ in measured.keys() - profiles.keys()})
+    if left_out:
+        click.echo(f"left out: profiles of {', '.join(left_out)}, data of an experiment", err=True)
     chosen = {
         pair: profile for pair, profile in profiles.items() if not networks or pair[1] in networks
     }

@@ -54,9 +54,10 @@ def _profile(network: str, **changes: Any) -> None:
         "tensors": [{"name": f"b{n}.a.weight", "block": n, "bytes": 8, "ready_fraction": 0.5}
                     for n in range(2)],
     }  # fmt: skip
-    path = profile_file("mine", profile_id)
+    values |= changes
+    path = profile_file("mine", values["profile_id"])
     path.parent.mkdir(parents=True)
-    write_profile(path, Profile.from_dict({**values, **changes}))
+    write_profile(path, Profile.from_dict(values))
 
 
 def _run(*args: str) -> Result:
@@ -101,6 +102,14 @@ def test_profiles_of_a_site_become_a_device_that_another_site_emulates(repositor
     cell = Cell("cifar10", "my.models:net", "ddp", batch_size=8)
     assert load_site("emulated").supports(cell) is None
     assert "has no table" in str(load_site("emulated").supports(cell.with_(network="resnet18")))
+
+
+def test_profiles_of_an_experiments_data_are_left_out(repository: Path) -> None:
+    _profile("vgg11")
+    _profile("mlp", profile_id="photos/mlp/fp32-1t", dataset="photos")
+    assert "left out: profiles of photos" in _run("dev", "--site", "mine").output
+    folder = repository / "config" / "accelerators" / "dev"
+    assert [path.parent.name for path in folder.glob("*/*.csv")] == ["cifar10"]
 
 
 def test_a_device_grows_by_a_network_and_keeps_its_description(repository: Path) -> None:
