@@ -209,7 +209,8 @@ def _of_runs(
     if output:
         fitted.model.write(output)
         values["written"] = str(output)
-        lines.append(f"written: {output}")
+        option = _OPTIONS.get(fitted.model.folder)
+        lines.append(f"written: {output}{f'; use it: {option} {output}' if option else ''}")
     show(values, lines, as_json=as_json)
 
 
@@ -280,11 +281,17 @@ def _decoder_software(question: ScoreQuestion, runs: Sequence[Path], where: str)
     return _Calibrated(fitted, fits, values, lines)
 
 
+# Options that take a written file, by the folder of such files.
+_OPTIONS = {"software": "--software", "platforms": "--platform", "transformers": "--platform"}
+
+
 def _scaling(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
     given = Software.load(question.software or horovod_scaling.SOFTWARE)
     fabric = Fabric.load(question.fabric) if question.fabric else None
     tables = [horovod_scaling.scalings(read_table(path, ()), str(path), fabric) for path in runs]
-    fit = horovod_scaling.fit_scaling(horovod_scaling.together(tables), given)
+    known = horovod_scaling.together(tables)
+    known.check_any()
+    fit = horovod_scaling.fit_scaling(known, given)
     fitted = replace(given.fitted_to(fit), fitted_on=f"{fit.rows} steps of {where}")
     return _Calibrated(fitted, [fit])
 

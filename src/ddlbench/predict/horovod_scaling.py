@@ -170,6 +170,12 @@ class Scalings:
         """The scalings that are chosen, (n,) of bool."""
         return Scalings(self.rows[chosen].reset_index(drop=True), self.left_out)
 
+    def check_any(self) -> None:
+        """Raise ConfigError if no row can be predicted."""
+        if not len(self):
+            reasons = "; ".join(f"{reason}: {count}" for reason, count in self.left_out.items())
+            raise ConfigError(f"no row can be predicted ({reasons})")
+
     @property
     def measured_s(self) -> Array:
         return self.rows["measured_s"].to_numpy(dtype=float)
@@ -464,9 +470,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     if table.empty:
         raise ConfigError(f"{question.where}: has no row; write at least one run")
     everything = _scalings_of(table, question)
-    if not len(everything):
-        reasons = "; ".join(f"{reason}: {count}" for reason, count in everything.left_out.items())
-        raise ConfigError(f"no row can be predicted ({reasons})")
+    everything.check_any()
     rows = everything.rows
     chosen = everything.take(rows_of_kind(question.kind, _filters(rows), len(rows)))
     software = Software.load(question.software or SOFTWARE)
@@ -485,7 +489,9 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
 def together(tables: Sequence[Scalings]) -> Scalings:
     """Several tables of systems as one, each system once."""
     rows = pd.concat([each.rows for each in tables], ignore_index=True)
-    return Scalings(rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True), {})
+    left_out: Counter[str] = sum((Counter(each.left_out) for each in tables), Counter())
+    rows = rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True)
+    return Scalings(rows, left_out)
 
 
 def _held_out(

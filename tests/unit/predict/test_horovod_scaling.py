@@ -17,6 +17,7 @@ from ddlbench.predict.horovod_scaling import (
     scalings,
     score,
     step_seconds,
+    together,
 )
 from ddlbench.predict.run_tables import ScoreQuestion, kind_of
 
@@ -187,6 +188,8 @@ def test_a_free_text_stands_for_the_column(published):
 def test_other_software_is_left_out_and_counted(published):
     other = published.head(3).assign(process="", framework="TensorFlow")
     assert scalings(other).left_out == {"other software": 3}
+    with pytest.raises(ConfigError, match="other software: 6"):
+        together([scalings(other), scalings(other)]).check_any()
     unsized = scalings(published.head(3).assign(nodes=np.nan)).left_out
     assert [(reason.startswith("no number of nodes"), n) for reason, n in unsized.items()] == [
         (True, 3)

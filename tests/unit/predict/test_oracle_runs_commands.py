@@ -65,6 +65,7 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
     table = playbook(120).query("status == 'ran' and devices <= 256 and step_s > 0")
     table[:8].to_csv(few, index=False)
     output = tmp_path / "mine.yaml"
+    assert f"use it: --software {output}" in run("calibrate", few, "--output", output)
     values = json.loads(run("calibrate", few, "--output", output, "--json"))
     assert set(values["constants"]) == {"product_efficiency", "host_layer_s", "node_latency_factor"}
     assert yaml.safe_load(output.read_text())["fitted_on"] == "8 steps of few.csv"
