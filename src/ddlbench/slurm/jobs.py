@@ -38,9 +38,11 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from textwrap import shorten
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import read_yaml
 
 _PREFIXES = (
     "SACCT_",
@@ -176,59 +178,8 @@ ENDED = frozenset(
 _QUEUE_PATIENCE_S = 10.0
 _FORGOTTEN = "Invalid job id"  # squeue's error for a job that slurmctld no longer knows
 
-# A job with one of these reasons starts by itself, sooner or later.
-WAITS = {
-    "Priority": "jobs before it start first",
-    "Resources": "the nodes are busy",
-    "Licenses": "its licences are in use",
-    "BeginTime": "its begin time has not come",
-    "Reservation": "its reservation has not begun",
-    "ReqNodeNotAvail": "nodes are down, drained or reserved, often for maintenance",
-    "Nodes required": "an administrator must bring them back, or take fewer nodes (geometry)",
-    "NodeDown": "a node that it needs is down; an administrator must bring it back",
-    "PartitionDown": "the partition is down; an administrator must bring it back",
-    "PartitionInactive": "the partition is inactive; an administrator must bring it back",
-    "JobHeldUser": "it is held; release it with scontrol release",
-    "JobHeldAdmin": "an administrator holds it",
-    "launch failed": "its launch failed and SLURM holds it; release it with scontrol release",
-    "job requeued in held state": "SLURM holds it; release it with scontrol release",
-    "JobHoldMaxRequeue": "it was put back too often; release it with scontrol release",
-}
-# A job with one of these reasons never starts, unless an administrator changes a limit.
-NEVER = {
-    "AccountNotAllowed": "the account may not use the partition; change slurm.account",
-    "InvalidAccount": "there is no such account; change slurm.account",
-    "InvalidQOS": "there is no such QOS; change slurm.qos",
-    "QOSNotAllowed": "the QOS may not be used there; change slurm.qos",
-    "BadConstraints": "no node satisfies it; change slurm.constraint, gpu_type or the geometry",
-    "PartitionNodeLimit": "the partition gives a job fewer nodes; change nodes or slurm.partition",
-    "PartitionTimeLimit": "the partition gives a job less time; change cell_timeout_s",
-    "MaxMemPerLimit": "it asks for too much memory; change memory_per_device_mb",
-    "ReservationDeleted": "its reservation is gone; change slurm.extra",
-    "DependencyNeverSatisfied": "it depends on a job that failed; change slurm.extra",
-}
-# Limits of an account or QOS: what a reason means, and whether the job can start by itself.
-_LIMITS = (
-    (r"QOSMin\w+", "the QOS wants larger jobs; ask for more, or change slurm.qos", False),
-    # Of one job, as QOSMaxNodePerJobLimit: no other job's end lifts them.
-    (
-        r"(Assoc|QOS)Max\w*(PerJob|PerNode|WallDuration)\w*",
-        "the account or QOS allows a job less; ask for less, or change them",
-        False,
-    ),
-    # A budget, as AssocGrpCPUMinutesLimit; RunMinutes is what running jobs may still use.
-    (
-        r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*(Minutes|Wall)\w*",
-        "its budget of time is used up; ask for more, or change slurm.account",
-        True,
-    ),
-    (
-        r"(Assoc|QOS)\w+",
-        "the limit of the account or QOS is reached: it starts when other jobs end, or never if it "
-        "alone asks for more (geometry, slurm.qos)",
-        True,
-    ),
-)
+WORDS = read_yaml(Path(__file__).with_name("words.yaml"))
+"""What words of SLURM mean."""
 
 
 @dataclass(frozen=True)
@@ -311,11 +262,11 @@ def pending_in_words(reason: str) -> tuple[str, bool]:
     if not reason or reason == "None":
         return "SLURM has not looked at it yet", True
     bare = reason.strip("()")
-    for table, starts in ((NEVER, False), (WAITS, True)):
+    for table, starts in ((WORDS["never"], False), (WORDS["waits"], True)):
         for word, sentence in table.items():
             if bare.startswith(word):
                 return f"{bare}: {sentence}", starts
-    for pattern, sentence, starts in _LIMITS:
+    for pattern, sentence, starts in WORDS["limits"]:
         if re.fullmatch(pattern, bare):
             return f"{bare}: {sentence}", starts
     return bare, True

@@ -19,30 +19,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ddlbench.slurm.jobs import SlurmError, ask
+from ddlbench.slurm.jobs import WORDS, SlurmError, ask
 
-# A node in any other state takes jobs, now or after those that it has; sinfo(1), NODE STATE CODES.
-_UNUSABLE = {
-    "down": "down",
-    "drain": "drained",
-    "drained": "drained",
-    "draining": "draining",
-    "drng": "draining",
-    "error": "down",
-    "fail": "broken",
-    "failg": "failing",
-    "failing": "failing",
-    "future": "not built yet",
-    "futr": "not built yet",
-    "inval": "misconfigured",
-    "maint": "in maintenance",
-    "no_respond": "not responding",
-    "not_responding": "not responding",
-    "reserved": "reserved",
-    "resv": "reserved",
-    "unk": "in an unknown state",
-    "unknown": "in an unknown state",
-}
 _STATE = re.compile(r"([a-z_]+(?:\+[a-z_]+)*)([*~#!%$@^-]*)", re.IGNORECASE)
 _MARKS = {"*": "not responding", "$": "in maintenance"}
 
@@ -164,7 +142,7 @@ def why_unusable(state: str) -> str | None:
     if match is None:
         return None
     words = match[1].lower().split("+")
-    reasons = [_UNUSABLE[word] for word in words if word in _UNUSABLE]
+    reasons = [WORDS["unusable"][word] for word in words if word in WORDS["unusable"]]
     reasons += [_MARKS[mark] for mark in match[2] if mark in _MARKS]
     return reasons[0] if reasons else None
 
@@ -370,30 +348,6 @@ _BUSY = re.compile(
 _UNAVAILABLE = re.compile(r"down, drained|not available \(down", re.IGNORECASE)
 
 EITHER = " or "  # between keys of which SLURM's words do not tell one
-# Words of a refusal, and the key that decides what is refused; the first that fits holds.
-_KEYS = (
-    # Limits of an account or QOS. The words after their names are the same, with time and QOS.
-    (r"\b(Assoc|QOS)\w*Wall", "cell_timeout_s"),
-    (r"\b(Assoc|QOS)\w*Mem", "memory_per_device_mb"),
-    (r"\b(Assoc|QOS)\w*GRES", "slurm.gres"),
-    (r"\b(Assoc|QOS)\w*CPU", "cpus_per_device"),
-    (r"\b(Assoc|QOS)(Max|Min|Grp)Node", "nodes"),
-    (r"\bAssoc\w+Limit", "slurm.account"),
-    (r"request at least|must request.*gpu|number of gpus", "slurm.gres"),
-    (r"\baccount\b|AccountNotAllowed|hours.*(exhausted|used)|budget", "slurm.account"),
-    (r"invalid partition|partition (name|not available|configuration)", "slurm.partition"),
-    (r"this partition|no partition specified", "slurm.partition"),
-    (r"qos", "slurm.qos"),
-    (r"feature|constraint", "slurm.constraint"),
-    (r"generic resource|gres|gpu", "slurm.gres"),
-    (r"time ?limit|wall", "cell_timeout_s"),
-    (r"memory|MaxMem", "memory_per_device_mb"),
-    (r"node count|more nodes|too many nodes|MaxNode", "nodes"),
-    (r"\btasks?\b", "devices_per_node"),
-    (r"cpu|processors", "cpus_per_device"),
-    (r"node name", f"slurm.exclude{EITHER}slurm.extra"),
-    (r"reserv|option|argument|licen[cs]e|'slurm_extra'", "slurm.extra"),
-)
 _NO_SUCH_NODE = re.compile(r"node configuration is not available", re.IGNORECASE)
 
 
@@ -440,7 +394,7 @@ def key_of(words: str) -> str | None:
 
     Several are joined by :data:`EITHER`.
     """
-    for pattern, key in _KEYS:
+    for pattern, key in WORDS["keys"]:
         if re.search(pattern, words, re.IGNORECASE):
             return key
     return None
