@@ -2,13 +2,13 @@
 
 Whether a matrix has something to show is decided before anything runs. The registry needs neither
 results nor matplotlib. Other packages add figures by entry points of the group
-``ddlbench.figures``, each a :class:`FigureEntry`. Captions of ours are in ``captions.yaml``.
+``ddlbench.figures``, each a :class:`FigureEntry`. Ours are in ``figures.yaml``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,9 +40,9 @@ def something_beside_a_base(rows: Rows) -> bool:
     return any(r.cell.strategy != BASE and r.base_id is not None for r in rows)
 
 
-def something_sent(rows: Rows) -> bool:
-    """Some strategy runs as several processes."""
-    return any(len(row.strategy.placement(row.cell)) > 1 for row in supported(rows))
+def some(is_meant: Callable[[MatrixRow], object]) -> Callable[[Rows], bool]:
+    """Some supported row is meant."""
+    return lambda rows: any(map(is_meant, supported(rows)))
 
 
 def several_numbers_of_workers(rows: Rows) -> bool:
@@ -77,11 +77,6 @@ def long_enough_to_learn(rows: Rows) -> bool:
     return len(long) > 1
 
 
-def some_validation(rows: Rows) -> bool:
-    """Some cell classifies the validation split."""
-    return any(row.cell.validate for row in supported(rows))
-
-
 def links_vary(quantity: str) -> Callable[[Rows], bool]:
     """Cells over emulated links differ in this quantity of their condition."""
 
@@ -90,21 +85,6 @@ def links_vary(quantity: str) -> Callable[[Rows], bool]:
         return len({getattr(c, quantity) for c in conditions if c is not None}) > 1
 
     return applicable
-
-
-def some_pipeline(rows: Rows) -> bool:
-    """Some strategy records spans of its devices."""
-    return any(row.strategy.family in ("pipeline", "model") for row in supported(rows))
-
-
-def has_gpipe(rows: Rows) -> bool:
-    """Some cell is of GPipe."""
-    return any(row.cell.strategy == "gpipe" for row in supported(rows))
-
-
-def has_oracle(rows: Rows) -> bool:
-    """Some cell has a parallelism that ParaDL models."""
-    return any(row.strategy.parallelism for row in supported(rows))
 
 
 def has_fabrics(rows: Rows) -> bool:
@@ -214,73 +194,39 @@ def _of_package(name: str, target: str) -> FigureEntry:
     return entry
 
 
-_CAPTIONS = read_yaml(Path(__file__).with_name("captions.yaml"))
-_LINKS = "figures.networking:draw"
+_APPLICABLE: Mapping[str, Callable[[Rows], bool]] = {
+    "speedup": something_beside_a_base,
+    "traffic": some(lambda row: len(row.strategy.placement(row.cell)) > 1),
+    "pipelines": pipelines_beside_a_base,
+    "loss": long_enough_to_learn,
+    "time_to_accuracy": some(lambda row: row.cell.validate),
+    "latency": links_vary("latency_s"),
+    "bandwidth": links_vary("bandwidth_bits_per_s"),
+    "packet_loss": links_vary("loss"),
+    "scaling": several_numbers_of_workers,
+    "timelines": some(lambda row: row.strategy.family in ("pipeline", "model")),
+    "oracle": some(lambda row: row.strategy.parallelism),
+    "conditions": has_fabrics,
+    "gpipe_step": some(lambda row: row.cell.strategy == "gpipe"),
+    "micro_batches": varies_chunks,
+}
+"""Of the figures of an experiment and of its predictions that some matrices have nothing for."""
 
 
-def _figure(
-    name: str, kind: FigureKind, draw: str, applicable: Callable[[Rows], bool] = anything_runs
-) -> tuple[str, FigureEntry]:
-    entry = FigureEntry(kind, f"ddlbench.report.{draw}", applicable, _CAPTIONS.get(name, ""))
-    return name, entry
-
-
-FIGURES: Registry[FigureEntry] = Registry(
-    "ddlbench.figures",
-    dict(
-        (
-            _figure("speedup", "experiment", "figures.speedup:draw", something_beside_a_base),
-            _figure("memory", "experiment", "figures.device_bars:draw_memory"),
-            _figure("traffic", "experiment", "figures.device_bars:draw_traffic", something_sent),
-            _figure("utilisation", "experiment", "figures.device_bars:draw_utilisation"),
-            _figure("steps", "experiment", "figures.steps:draw"),
-            _figure("pipelines", "experiment", "figures.pipelines:draw", pipelines_beside_a_base),
-            _figure("loss", "experiment", "figures.loss:draw", long_enough_to_learn),
-            _figure(
-                "time_to_accuracy",
-                "experiment",
-                "figures.loss:draw_time_to_accuracy",
-                some_validation,
-            ),
-            _figure("latency", "experiment", f"{_LINKS}_latency", links_vary("latency_s")),
-            _figure(
-                "bandwidth", "experiment", f"{_LINKS}_bandwidth", links_vary("bandwidth_bits_per_s")
-            ),
-            _figure("packet_loss", "experiment", f"{_LINKS}_loss", links_vary("loss")),
-            _figure(
-                "scaling", "experiment", "figures.speedup:draw_scaling", several_numbers_of_workers
-            ),
-            _figure("sites", "sites", "figures.speedup:draw_sites"),
-            _figure("timelines", "experiment", "timeline.figure:draw", some_pipeline),
-            _figure("accuracy", "prediction", "figures.accuracy:draw"),
-            _figure("oracle", "prediction", "figures.paradl:draw_runs", has_oracle),
-            _figure("conditions", "prediction", "figures.conditions:draw", has_fabrics),
-            _figure("gpipe_step", "prediction", "figures.pipelines:draw_gpipe_step", has_gpipe),
-            _figure(
-                "micro_batches",
-                "prediction",
-                "figures.conditions:draw_micro_batches",
-                varies_chunks,
-            ),
-            _figure("deviation", "strategy", "figures.accuracy:draw_deviation"),
-            _figure("parts", "strategy", "figures.steps:draw_parts"),
-            _figure("links", "links", "figures.links:draw_links"),
-            _figure("sweeps", "links", "figures.links:draw_sweeps"),
-            _figure("oracle_published", "published", "figures.paradl:draw_published"),
-            _figure("transformer_runs", "transformer", "figures.transformer:draw_runs"),
-            _figure("transformer_errors", "transformer", "figures.transformer:draw_errors"),
-            _figure("timeline", "cell", "timeline.figure:draw_cell"),
-            _figure("schedule", "schedule", "timeline.figure:draw_schedule"),
-            _figure("split", "sharding", "figures.sharding:draw"),
-            _figure("choice", "choice", "figures.choice:draw"),
-            _figure("sizes", "sizes", "figures.sizes:draw"),
-            _figure("tuning", "tuning", "figures.choice:draw_tuning"),
-            _figure("ratios", "comparison", "figures.ratios:draw"),
-            _figure("ways_to_choose", "choices", "figures.choice:draw_ways"),
+def _built_in() -> dict[str, FigureEntry]:
+    figures = read_yaml(Path(__file__).with_name("figures.yaml"))
+    return {
+        name: FigureEntry(
+            figure["kind"],
+            f"ddlbench.report.{figure['draw']}",
+            _APPLICABLE.get(name, anything_runs),
+            figure.get("caption", ""),
         )
-    ),
-    _of_package,
-)
+        for name, figure in figures.items()
+    }
+
+
+FIGURES: Registry[FigureEntry] = Registry("ddlbench.figures", _built_in(), _of_package)
 
 
 def names_of(*kinds: FigureKind) -> list[str]:
