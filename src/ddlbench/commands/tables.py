@@ -36,7 +36,6 @@ from ddlbench.experiment.dataset_spec import DATASETS, OwnDataset
 from ddlbench.experiment.registry import NETWORKS, SHIPPED_STRATEGIES
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.site import site_schema
-from ddlbench.experiment.status import REASON_CODES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.documents import PredictedCell
 from ddlbench.report.cell_states import StatusDocument
@@ -72,11 +71,6 @@ def _experiment() -> Mapping[str, Any]:
     return {**schema, "anyOf": [{"required": ["of"]}, of_own]}
 
 
-def _paper() -> Mapping[str, Any]:
-    """The schema of a published figure: an experiment and what `ddlbench papers` says of it."""
-    return {**_with_paper_keys(), "required": ["paper"]}
-
-
 def _with_paper_keys() -> dict[str, Any]:
     forms: tuple[Any, ...] = (ExperimentKeys, PaperKeys)
     properties = {key: value for form in forms for key, value in _properties(form).items()}
@@ -89,8 +83,10 @@ def _properties(form: Any) -> Mapping[str, Any]:
 
 
 _OTHERS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
-    "experiment": _experiment, "paper": _paper, "site": site_schema,
-}  # fmt: skip
+    "experiment": _experiment,
+    "paper": lambda: {**_with_paper_keys(), "required": ["paper"]},
+    "site": site_schema,
+}
 SCHEMAS = (*_FORMS, *_OTHERS)
 _FOLDERS = {
     "experiments": "experiment", "sites": "site", "accelerators": "accelerator",
@@ -174,6 +170,7 @@ class GeneratedTable:
         return pattern.sub(lambda _: f"{begin}\n{made.strip()}\n{_END}", present)
 
 
+_HERE = "ddlbench.commands.tables"
 TABLES = (
     GeneratedTable(f"{_PLANNING}/layer_table.csv", "ddlbench.networks.operations:table"),
     GeneratedTable(f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.splits.convert:table"),
@@ -181,25 +178,20 @@ TABLES = (
     GeneratedTable(
         f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"
     ),
-    GeneratedTable(f"{_REFERENCE}/columns.csv", "ddlbench.commands.tables:columns_csv"),
-    GeneratedTable(f"{_REFERENCE}/fields.csv", "ddlbench.commands.tables:fields_csv"),
-    GeneratedTable(f"{_REFERENCE}/reasons.csv", "ddlbench.commands.tables:reasons_csv"),
+    GeneratedTable(f"{_REFERENCE}/columns.csv", f"{_HERE}:columns_csv"),
+    GeneratedTable(f"{_REFERENCE}/fields.csv", f"{_HERE}:fields_csv"),
     GeneratedTable(f"{_REFERENCE}/networks.csv", "ddlbench.networks.factory:pairs_table"),
     GeneratedTable(f"{_REFERENCE}/devices.csv", "ddlbench.planning.device_folder:device_tables"),
-    GeneratedTable(
-        "docs/measurement.md", "ddlbench.commands.tables:main_columns", section="columns"
-    ),
+    GeneratedTable("docs/measurement.md", f"{_HERE}:main_columns", section="columns"),
     GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.figures.paradl:published_table"),
-    GeneratedTable(
-        "docs/networks.md", "ddlbench.commands.tables:dataset_table", section="datasets"
-    ),
+    GeneratedTable("docs/networks.md", f"{_HERE}:dataset_table", section="datasets"),
     GeneratedTable("docs/papers/figures.csv", "ddlbench.commands.papers:papers_table"),
     GeneratedTable(
         "docs/papers.md", "ddlbench.report.comparison:comparison_markdown", section="comparison"
     ),
     GeneratedTable("docs/papers/comparison.csv", "ddlbench.report.comparison:comparison_csv"),
     *(
-        GeneratedTable(path, "ddlbench.commands.tables:keys_table", (form,), section=f"{form} keys")
+        GeneratedTable(path, f"{_HERE}:keys_table", (form,), section=f"{form} keys")
         for path, form in (
             ("config/README.md", "experiment"),
             ("config/README.md", "profile"),
@@ -207,16 +199,12 @@ TABLES = (
         )
     ),
     *(
-        GeneratedTable(
-            f"config/schemas/{name}.json", "ddlbench.commands.tables:schema_json", (name,)
-        )
+        GeneratedTable(f"config/schemas/{name}.json", f"{_HERE}:schema_json", (name,))
         for name in SCHEMAS
     ),
-    GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
-    GeneratedTable(
-        "config/README.md", "ddlbench.commands.tables:settings_table", section="settings"
-    ),
-    GeneratedTable("config/README.md", "ddlbench.commands.tables:option_table", section="options"),
+    GeneratedTable("config/README.md", f"{_HERE}:axis_table", section="axes"),
+    GeneratedTable("config/README.md", f"{_HERE}:settings_table", section="settings"),
+    GeneratedTable("config/README.md", f"{_HERE}:option_table", section="options"),
 )
 
 
@@ -400,11 +388,6 @@ def fields_csv() -> str:
         for name, kind, meaning in fields_of(form)
     ]
     return csv_text([("file", "field", "type", "meaning"), *rows])
-
-
-def reasons_csv() -> str:
-    """One row a code that says why a cell has no number."""
-    return csv_text([("code", "meaning"), *REASON_CODES.items()])
 
 
 def fields_of(form: Any) -> list[tuple[str, str, str]]:
