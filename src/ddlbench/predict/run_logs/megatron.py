@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ddlbench.common.captured_text import uncoloured_lines
+from ddlbench.common.schema import read_yaml
 from ddlbench.predict.run_logs.logged_run import (
     AGAIN,
     COMPLETE,
@@ -52,28 +54,8 @@ _GROUPED = "group_query_attention"
 _SIZES = re.compile(r"([a-z-]+?)(?:-parallel)?[- ]size:\s*(\d+)")
 _MEMORY = re.compile(r"memory \(MB\).*?max allocated:\s*([\d.]+)")
 _PARAMETERS = re.compile(r"Total number of parameters in billions:\s*([\d.]+)")
-_ARGUMENTS = {
-    "num_layers": "layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "attention_heads",
-    "num_query_groups": "key_value_heads",
-    "ffn_hidden_size": "feed_forward",
-    "padded_vocab_size": "vocabulary",
-    "seq_length": "sequence_length",
-    "tensor_model_parallel_size": "tensor",
-    "pipeline_model_parallel_size": "pipeline",
-    "data_parallel_size": "data",
-    "context_parallel_size": "context",
-    "micro_batch_size": "micro_batch",
-    "world_size": "devices",
-}
-_WORLD = {
-    "world": "devices",
-    "data": "data",
-    "tensor-model": "tensor",
-    "pipeline-model": "pipeline",
-    "context": "context",
-}
+_NAMES = read_yaml(Path(__file__).with_suffix(".yaml"))
+_ARGUMENTS, _WORLD = _NAMES["arguments"], _NAMES["sizes"]
 
 
 def lines_of(text: str) -> int:
