@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.links import (
-    InvalidLinks,
     Links,
     NodeRate,
     read_links,
@@ -24,6 +24,7 @@ from ddlbench.interconnect.measure import world_pairs
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.interconnect.rank_pairs import MOST_PAIRS, chosen_pairs
 from ddlbench.planning.partition.stages import bandwidth_of
+from ddlbench.planning.plan import a_worker_each
 from ddlbench.predict.links import LinkTable
 from ddlbench.runtime.rank_job import RankJobFailed
 
@@ -66,10 +67,10 @@ def test_however_many_ranks_the_sample_is_no_larger():
 
 def pairs_here(most: int, rank: int, store: dist.Store, *, budget_s: float) -> dict:
     from ddlbench.interconnect import rank_pairs
-    from ddlbench.interconnect.collectives import Group, joined, members_of
+    from ddlbench.interconnect.collectives import Group, joined
 
     rank_pairs.chosen_pairs = lambda nodes: chosen_pairs(nodes, most)
-    members = members_of(1, 3, 3)
+    members = a_worker_each(1, 3, 3)
     group = Group(members, members[rank], store, torch.device("cpu"), "lo")
     with joined(group):
         report = rank_pairs.measure_pairs(group, budget_s)
@@ -110,10 +111,10 @@ def test_when_time_is_over_no_pair_is_begun():
 
 
 def node_rates_here(devices: int, rank: int, store: dist.Store) -> list[dict]:
-    from ddlbench.interconnect.collectives import Group, joined, members_of
+    from ddlbench.interconnect.collectives import Group, joined
     from ddlbench.interconnect.rank_pairs import measure_node_rates
 
-    members = members_of(4 // devices, devices, devices)
+    members = a_worker_each(4 // devices, devices, devices)
     group = Group(members, members[rank], store, torch.device("cpu"), "lo")
     with joined(group):
         rates = measure_node_rates(group)
@@ -199,7 +200,7 @@ def test_what_was_not_measured_is_taken_as_the_slowest_that_was():
     ],
 )
 def test_only_a_whole_hole_of_a_sample_is_one(changes, sentence, tmp_path):
-    with pytest.raises(InvalidLinks, match=sentence):
+    with pytest.raises(ConfigError, match=sentence):
         write_links(tmp_path / "links.json", sampled_links(**changes))
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from ddlbench.interconnect.collectives import Group, joined, members_of, settle
+from ddlbench.interconnect.collectives import Group, joined, settle
+from ddlbench.planning.plan import a_worker_each
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
 
@@ -30,7 +31,7 @@ def work(here: RankContext) -> dict[str, Any]:
     device, interface = settle(here)
     rank, ranks, steps = here.process.rank, here.world_size, here.settings["steps"]
     store = join_store(here.host, here.port, rank, ranks)
-    members = members_of(1, ranks, ranks)
+    members = a_worker_each(1, ranks, ranks)
     group = Group(members, members[rank], dist.PrefixStore("fsdp", store), device, interface)
     with joined(group):
         alone = _train(_network(device), device, steps, slice(None), float)

@@ -98,6 +98,12 @@ def horovod_operation(hvd: Any, count: int, buffers: Buffers) -> Callable[[], ob
     return _finished(average, buffers.device)
 
 
+def finish(device: torch.device) -> None:
+    """Wait until a GPU is idle; a CPU's calls return when they are done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _finished(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """``call``, and on a GPU the wait for its end."""
     if device.type != "cuda":
@@ -105,7 +111,7 @@ def _finished(call: Callable[[], object], device: torch.device) -> Callable[[], 
 
     def call_and_wait() -> None:
         call()
-        torch.cuda.synchronize(device)
+        finish(device)
 
     return call_and_wait
 
@@ -313,17 +319,6 @@ class Group:
 
     def hosts(self) -> list[str]:
         return [self.store.get(f"host/{rank}").decode() for rank in range(len(self.members))]
-
-
-def members_of(nodes: int, devices: int, per_node: int) -> tuple[Process, ...]:
-    """The first ``devices`` processes of the first ``nodes`` nodes; a node has ``per_node``."""
-    total = nodes * per_node
-    return tuple(
-        Process(rank, "worker", node, local, (local,), shard=rank, num_shards=total)
-        for node in range(nodes)
-        for local in range(devices)
-        for rank in [node * per_node + local]
-    )
 
 
 @contextmanager

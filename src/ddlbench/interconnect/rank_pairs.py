@@ -42,10 +42,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.collectives import Group, joined, members_of, settle, touched
+from ddlbench.interconnect.collectives import Group, finish, joined, settle, touched
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal
 from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, PASSES, passes_of
+from ddlbench.planning.plan import a_worker_each
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
@@ -101,7 +102,7 @@ def work(here: RankContext) -> dict[str, Any]:
     device, interface = settle(here)
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
     per_node = here.settings["devices_per_node"]
-    everyone = members_of(here.world_size // per_node, per_node, per_node)
+    everyone = a_worker_each(here.world_size // per_node, per_node, per_node)
     group_store = dist.PrefixStore("pairs", store)
     group = Group(everyone, everyone[here.process.rank], group_store, device, interface)
     with joined(group):
@@ -199,17 +200,15 @@ def _stream_s(other: int, first: bool, size: int, device: torch.device) -> float
     message, answer = touched(size // 4, device), touched(_PING_ELEMENTS, device)
     began_s = time.perf_counter()
     for _ in range(_MESSAGES):
-        if first:
-            dist.send(message, other)
-        else:
-            dist.recv(message, other)
-    if first:
-        dist.recv(answer, other)
-    else:
-        dist.send(answer, other)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        _carry(message, other, sends=first)
+    _carry(answer, other, sends=not first)
+    finish(device)
     return time.perf_counter() - began_s
+
+
+def _carry(message: torch.Tensor, other: int, *, sends: bool) -> None:
+    """Send to the other rank, or receive what it sends."""
+    (dist.send if sends else dist.recv)(message, other)
 
 
 def _measure_passes(
@@ -268,14 +267,9 @@ def _measure_pair(other: int, first: bool, device: torch.device) -> _PairTimes:
     ping = touched(_PING_ELEMENTS, device)
 
     def exchange(message: torch.Tensor) -> None:
-        if first:
-            dist.send(message, other)
-            dist.recv(ping, other)
-        else:
-            dist.recv(message, other)
-            dist.send(ping, other)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _carry(message, other, sends=first)
+        _carry(ping, other, sends=not first)
+        finish(device)
 
     def cross(message: torch.Tensor, other_message: torch.Tensor) -> None:
         both = [
@@ -284,8 +278,7 @@ def _measure_pair(other: int, first: bool, device: torch.device) -> _PairTimes:
         ]
         for request in dist.batch_isend_irecv(both):
             request.wait()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        finish(device)
 
     round_trips_s = _times_s(lambda: exchange(ping), _ROUNDS)
     small = touched(_SMALL_BYTES // 4, device)
@@ -324,10 +317,7 @@ def suitable_bytes(probe_s: float) -> int:
 def _agreed_bytes(probe_s: float, other: int, first: bool, device: torch.device) -> int:
     """The sender chooses the size and tells the receiver."""
     agreed = torch.tensor([suitable_bytes(probe_s)], device=device)
-    if first:
-        dist.send(agreed, other)
-    else:
-        dist.recv(agreed, other)
+    _carry(agreed, other, sends=first)
     return int(agreed.item())
 
 

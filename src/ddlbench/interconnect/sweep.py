@@ -29,7 +29,6 @@ from ddlbench.interconnect.collectives import (
     Group,
     joined,
     measure,
-    members_of,
     settle,
     sweep_of,
     torch_operation,
@@ -56,6 +55,7 @@ from ddlbench.interconnect.training_sweep import (
     sweep_reducer,
     sweep_sharded,
 )
+from ddlbench.planning.plan import a_worker_each
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
@@ -74,7 +74,7 @@ def work(here: RankContext) -> dict[str, Any]:
     """
     settings, rank = here.settings, here.process.rank
     groups = {
-        name_of(nodes, devices): members_of(nodes, devices, settings["devices_per_node"])
+        name_of(nodes, devices): a_worker_each(nodes, devices, settings["devices_per_node"])
         for nodes, devices in settings["worlds"]
     }
     memberships = {

@@ -76,6 +76,7 @@ from ddlbench.interconnect.collectives import (
     Repeat,
     Sweep,
     element_count,
+    finish,
     horovod_operation,
     joined,
     measure,
@@ -192,8 +193,7 @@ def _backward(count: int, device: torch.device) -> Callable[[bool], None]:
     def call(synchronised: bool) -> None:
         with nullcontext() if synchronised else module.no_sync():
             module(gradient).backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        finish(device)
 
     call(True)  # DDP plans its buckets in the first pass
     return call
@@ -312,8 +312,7 @@ def _all_reduce(device: torch.device, message: Tensor) -> None:
 def _finish(device: torch.device, work: Any) -> None:
     if work is not None:
         work.wait()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    finish(device)
 
 
 def computation(device: torch.device, seconds: float) -> Callable[[], None]:

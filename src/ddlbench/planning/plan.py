@@ -78,6 +78,17 @@ def process_at(cell: Cell, rank: int, role: str, **further: Any) -> Process:
     return Process(rank, role, node, local_rank, (local_rank,), **further)
 
 
+def a_worker_each(nodes: int, devices: int, per_node: int) -> tuple[Process, ...]:
+    """A process for each of the first ``devices`` devices of nodes that have ``per_node``."""
+    total = nodes * per_node
+    return tuple(
+        Process(rank, "worker", node, local, (local,), shard=rank, num_shards=total)
+        for node in range(nodes)
+        for local in range(devices)
+        for rank in [node * per_node + local]
+    )
+
+
 def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
     """One process a device; a group is a replica and has neighbouring ranks."""
     devices = cell.devices

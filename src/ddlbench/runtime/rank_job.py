@@ -26,7 +26,7 @@ from typing import Any
 from ddlbench.common.document import read_json, write_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Process, a_worker_each
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.environment import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.fabric import Fabric, SiteFabric
@@ -89,12 +89,7 @@ def run_rank_job(
         RankJobFailed: a process crashed, hung, or ran into the site's time limit.
     """
     nodes, devices_per_node = geometry
-    count = nodes * devices_per_node
-    places = [divmod(rank, devices_per_node) for rank in range(count)]
-    processes = [
-        Process(rank, "worker", node, local, (local,), shard=rank, num_shards=count)
-        for rank, (node, local) in enumerate(places)
-    ]
+    processes = a_worker_each(nodes, devices_per_node, devices_per_node)
     folder.mkdir(parents=True, exist_ok=True)
     _remove_left_over(folder, site.cell_timeout_s)
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
