@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import hold
+from ddlbench.datasets.loading import open_held
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.experiment.paths import scratch_dir
 from ddlbench.interconnect.collectives import settle
 from ddlbench.profiling.steps import StepRunner, run_rounds
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -29,7 +27,7 @@ def work(here: RankContext) -> dict[str, Any]:
     apply_torch_settings(cell)
     store = join_store(here.host, here.port, rank, replicas)
     request = DataRequest(**here.settings["data"])
-    dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
+    dataset = open_held(request, here.scratch, "train")
     runner = StepRunner(cell, dataset, device)
     try:
         rounds = run_rounds(runner, store, rank, replicas, here.settings["budget_s"])

@@ -22,7 +22,9 @@ from ddlbench.datasets.files import (
 )
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.loader import BatchLoader, ImageDataset
+from ddlbench.datasets.staging import hold
 from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.paths import scratch_dir
 
 _LARGE_IMAGE_BYTES = 16 << 10
 
@@ -54,6 +56,17 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
     if isinstance(data, FileSplit | EncodedSplit):
         return EncodedImages(data, origin, keep)
     return ArrayImages(data, origin, keep)
+
+
+def open_held(request: DataRequest, scratch: str, split: str) -> ImageDataset:
+    """Opens a split of data staged on this node, which stay there while this process lives.
+
+    ``scratch`` is the site's template of the folder.
+
+    Raises:
+        DataError, StagingError: as :func:`open_split` and :func:`~ddlbench.datasets.staging.hold`.
+    """
+    return open_split(hold(request, scratch_dir(scratch)), request, split)
 
 
 def make_feed(

@@ -35,10 +35,8 @@ import torch
 from torch.distributed import Store
 
 from ddlbench.datasets.loader import ImageDataset
-from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import hold
+from ddlbench.datasets.loading import open_held
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
-from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.profile import InvalidProfile, Profile, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
@@ -203,17 +201,13 @@ def work(here: RankContext) -> dict[str, Any]:
         store = join_store(here.host, here.port, rank, replicas)
         store.set_timeout(timedelta(seconds=here.settings["patience_s"]))
     request = DataRequest(**here.settings["data"])
-    dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
+    dataset = open_held(request, here.scratch, "train")
     limit_bytes = here.settings["memory_bytes"] if device.type == "cpu" else None
     measuring = _OneDevice(needs, dataset, device, limit_bytes)
     if rank == 0:
         measuring.steps()
     if store is not None:
-        with _seconds_noted("replicas", measuring.spent_s):
-            measuring.report["replicas"] = _replicas(
-                needs, dataset, device,
-                store=store, here=here, largest_batch=measuring.largest_batch,
-            )  # fmt: skip
+        measuring.replicas(store, rank, replicas)
     if rank == 0:
         measuring.layers()
     leave(store, rank, replicas)
@@ -240,7 +234,7 @@ def profile_of_device(
 
 
 class _OneDevice:
-    """What one process measures of a profile, in two parts, and its report so far.
+    """What one process measures of a profile, in parts, and its report so far.
 
     Args:
         needs: what to measure.
@@ -260,18 +254,15 @@ class _OneDevice:
         self._limit_bytes = limit_bytes
         self._ready: list[tuple[str, float]] = []
         self._probes: list[float] = []
-        self.largest_batch = math.inf
+        self._largest_batch = math.inf
         self.spent_s: dict[str, float] = {}
         self.report: dict[str, Any] = {"notes": [], "spent_s": self.spent_s}
 
     def steps(self) -> None:
         """Measure whole steps."""
-        notes = self.report["notes"]
         self._probes.append(probe_s(self._device))
         with _seconds_noted("steps", self.spent_s):
-            steps, self.largest_batch = _steps(
-                self._needs, self._dataset, self._device, self._limit_bytes, notes
-            )
+            steps, self._largest_batch = self._steps_that_fit()
         self.report["steps"] = [step.entry for step in steps]
         self.report["fixed_memory_bytes"] = max((step.fixed_bytes for step in steps), default=0)
         self._ready = steps[-1].ready if steps else []
@@ -283,76 +274,64 @@ class _OneDevice:
         with _seconds_noted("alone", self.spent_s):
             share_s = SHARES_ON_TOP["alone"] * needs.budget_s
             report["alone"] = measure_alone(needs.alone, self._dataset, device, share_s, notes)
-        report |= measure_layers(needs, device, self._ready, self.largest_batch, notes)
+        report |= measure_layers(needs, device, self._ready, self._largest_batch, notes)
         self.spent_s |= report.pop("layers_spent_s")
         report["device_memory_bytes"] = (
             torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
         )
         report["provenance"] = {**rank_provenance(), "probe_s": [*self._probes, probe_s(device)]}
 
-
-def _steps(
-    needs: ProfileNeeds,
-    dataset: ImageDataset,
-    device: torch.device,
-    limit_bytes: int | None,
-    notes: list[str],
-) -> tuple[list[Steps], float]:
-    """Measures whole steps, smallest batch first, and returns the largest batch size that fits.
-
-    That size is 0 if none fits, infinity if all do. Batch sizes ascend because memory that the
-    allocator keeps from a smaller batch would be taken by a larger one, too.
-    """
-    measured: list[Steps] = []
-    # In proportion, so that every batch size gets about as many steps.
-    share_s = SHARES["steps"] * needs.budget_s / sum(needs.step_batches)
-    weights = 0 if limit_bytes is None else _parameter_bytes(needs)
-    for batch_size in needs.step_batches:
-        if batch_size > len(dataset):
-            notes.append(f"no steps at batch size {batch_size}: {len(dataset)} training images")
-            continue
-        entries = [step.entry for step in measured]
-        try:
-            if not fits_in_memory(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
-                raise MemoryError
+    def replicas(self, store: Store, rank: int, replicas: int) -> None:
+        """Measure steps beside others on the node, unless rank 0 cannot fit a replica in memory."""
+        needs, dataset = self._needs, self._dataset
+        with _seconds_noted("replicas", self.spent_s):
+            if rank == 0:
+                batch_size = int(min(needs.replica_batch, self._largest_batch, len(dataset)))
+                store.set("replica batch", str(batch_size))
+            batch_size = int(store.get("replica batch"))  # waits for rank 0
+            if batch_size == 0:
+                return
             cell = needs.cell.with_(batch_size=batch_size)
-            measured.append(measure_steps(cell, dataset, device, share_s * batch_size))
-        except (RuntimeError, MemoryError) as error:
-            if classify(error)[0] != Status.OUT_OF_MEMORY:
-                raise
-            notes.append(f"no whole steps at batch size {batch_size} or more: out of memory")
-            return measured, measured[-1].entry["batch_size"] if measured else 0
-    return measured, math.inf
+            runner = StepRunner(cell, dataset, self._device)
+            try:
+                share_s = SHARES["replicas"] * needs.budget_s
+                self.report["replicas"] = run_rounds(runner, store, rank, replicas, share_s)
+            finally:
+                runner.close()
+
+    def _steps_that_fit(self) -> tuple[list[Steps], float]:
+        """Measures whole steps, smallest batch first, and returns the largest batch size that fits.
+
+        That size is 0 if none fits, infinity if all do. Batch sizes ascend because memory that the
+        allocator keeps from a smaller batch would be taken by a larger one, too.
+        """
+        needs, dataset, limit_bytes = self._needs, self._dataset, self._limit_bytes
+        notes = self.report["notes"]
+        measured: list[Steps] = []
+        # In proportion, so that every batch size gets about as many steps.
+        share_s = SHARES["steps"] * needs.budget_s / sum(needs.step_batches)
+        weights = 0 if limit_bytes is None else _parameter_bytes(needs)
+        for batch_size in needs.step_batches:
+            if batch_size > len(dataset):
+                notes.append(f"no steps at batch size {batch_size}: {len(dataset)} training images")
+                continue
+            entries = [step.entry for step in measured]
+            try:
+                if not fits_in_memory(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
+                    raise MemoryError
+                cell = needs.cell.with_(batch_size=batch_size)
+                measured.append(measure_steps(cell, dataset, self._device, share_s * batch_size))
+            except (RuntimeError, MemoryError) as error:
+                if classify(error)[0] != Status.OUT_OF_MEMORY:
+                    raise
+                notes.append(f"no whole steps at batch size {batch_size} or more: out of memory")
+                return measured, measured[-1].entry["batch_size"] if measured else 0
+        return measured, math.inf
 
 
 def _parameter_bytes(needs: ProfileNeeds) -> int:
     network = build(needs.cell.network, DATASETS[needs.cell.dataset], needs.cell.seed)
     return sum(parameter.nbytes for parameter in network.parameters())
-
-
-def _replicas(
-    needs: ProfileNeeds,
-    dataset: ImageDataset,
-    device: torch.device,
-    *,
-    store: Store,
-    here: RankContext,
-    largest_batch: float,
-) -> dict[str, list[float]] | None:
-    """This replica's seconds; None if rank 0 cannot fit a replica in memory."""
-    rank, replicas = here.process.rank, here.world_size
-    if rank == 0:
-        batch_size = int(min(needs.replica_batch, largest_batch, len(dataset)))
-        store.set("replica batch", str(batch_size))
-    batch_size = int(store.get("replica batch"))  # waits for rank 0
-    if batch_size == 0:
-        return None
-    runner = StepRunner(needs.cell.with_(batch_size=batch_size), dataset, device)
-    try:
-        share_s = SHARES["replicas"] * needs.budget_s
-        return run_rounds(runner, store, rank, replicas, share_s)
-    finally:
-        runner.close()
 
 
 @contextmanager

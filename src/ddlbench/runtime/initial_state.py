@@ -26,10 +26,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddlbench.datasets.loader import BatchLoader, EpochStream
-from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import hold
+from ddlbench.datasets.loading import open_held
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.training import FIRST_STEPS
 from ddlbench.networks.factory import build_with_traits
@@ -156,7 +154,7 @@ def _runs(job: Job, extent: Extent, device: torch.device) -> Iterator[Run]:
     """The mini-batches of each call of the executor's ``run``, whole."""
     cell = job.plan.cell
     loader = BatchLoader(
-        open_split(hold(job.data, scratch_dir(job.scratch)), job.data, "train"),
+        open_held(job.data, job.scratch, "train"),
         global_batch=cell.batch_size,
         seed=cell.seed,
         device=device,

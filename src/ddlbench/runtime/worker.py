@@ -38,11 +38,9 @@ from torch import nn
 
 from ddlbench.common.errors import first_line
 from ddlbench.datasets.loader import BatchLoader, EpochStream
-from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import hold
+from ddlbench.datasets.loading import open_held
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason, Status
@@ -321,7 +319,7 @@ class _Rank:
             return None
         return Validator(
             self._network,
-            open_split(hold(job.data, scratch_dir(job.scratch)), job.data, "val"),
+            open_held(job.data, job.scratch, "val"),
             rank=self.rank,
             world_size=self.world_size,
             store=self.store,
@@ -333,7 +331,7 @@ class _Rank:
     def _data(self) -> tuple[EpochStream | None, Extent, int]:
         """This rank's data, the cell's steps, and the samples of the training split."""
         job, cell, process = self.job, self.cell, self.process
-        dataset = open_split(hold(job.data, scratch_dir(job.scratch)), job.data, "train")
+        dataset = open_held(job.data, job.scratch, "train")
         whole = steps = len(dataset) // cell.batch_size
         if cell.max_steps is not None:
             steps = min(steps, cell.max_steps)
