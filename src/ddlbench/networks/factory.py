@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ddlbench.common.document import csv_text
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, first_line
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import LIBRARIES, NETWORKS, load, pairs
@@ -522,7 +522,7 @@ def _if_of_other_size(spec: DatasetSpec, error: Exception) -> str:
 
 def _sentence(error: Exception) -> str:
     """The first line of an error, and the line of the user's file that raised it."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = first_line(error)
     if not isinstance(error, SyntaxError):  # which says its line itself
         package = Path(__file__).resolve().parents[1]
         frames = traceback.extract_tb(error.__traceback__)

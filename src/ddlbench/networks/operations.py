@@ -19,7 +19,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from math import prod
 from typing import Any, TextIO
 
@@ -36,6 +35,7 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
 from ddlbench.networks.factory import BlockFails, skeleton, tried_skeleton
 from ddlbench.networks.inputs import input_dtype
+from ddlbench.networks.inspection import tensors_of
 from ddlbench.planning.layer_table import LAYER_COLUMNS, PROFILE_IT, REFUSED
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
@@ -51,8 +51,7 @@ class _Operations(TorchDispatchMode):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self._weights = {_storage(tensor) for tensor in network.parameters()}
-        self._weights |= {_storage(tensor) for tensor in network.buffers()}
+        self._weights = set(map(_storage, tensors_of(network)))
         self._frozen = {
             _storage(tensor): name.rpartition(".")[0]
             for name, tensor in network.named_parameters()
@@ -98,7 +97,7 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
         ConfigError: a frozen weight is multiplied, or a layer is recurrent.
     """
     activation = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
-    fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
+    fixed = set(map(_storage, tensors_of(network)))
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             raise _untimed(f"layer {name} is recurrent, which a device computes in one kernel")

@@ -38,6 +38,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ddlbench.common.errors import first_line
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.foreign import Whole, seeded
 from ddlbench.networks.inputs import made_up_inputs
@@ -97,7 +98,7 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     except CannotRecord:
         raise
     except Exception as error:  # whatever it is, the module itself may well train
-        raise CannotRecord(f"its blocks fail ({_first_line(error)})") from error
+        raise CannotRecord(f"its blocks fail ({_words_of(error)})") from error
     return blocks
 
 
@@ -181,12 +182,11 @@ def _run(
     except CannotRecord:
         raise
     except Exception as error:
-        raise _CannotRun(f"its run cannot be recorded ({_first_line(error)})") from error
+        raise _CannotRun(f"its run cannot be recorded ({_words_of(error)})") from error
 
 
-def _first_line(error: Exception) -> str:
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{type(error).__name__}: {first}"
+def _words_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _first_difference(recording: Recording, other: Recording) -> str | None:

@@ -95,10 +95,6 @@ class Block:
     def is_leaf(self) -> bool:
         return next(self.plain.children(), None) is None
 
-    def fixed_tensors(self) -> Iterator[Tensor]:
-        yield from self.plain.parameters()
-        yield from self.plain.buffers()
-
 
 def blocks_of(
     network: nn.Sequential, precision: str, device: torch.device, resident: bool

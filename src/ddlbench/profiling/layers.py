@@ -34,6 +34,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.inspection import tensors_of
 from ddlbench.networks.operations import tensors_in
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.blocks import (
@@ -231,7 +232,7 @@ class _Recorder:
     def __post_init__(self) -> None:
         self._running: list[LeafBytes] = []
         self._alive: list[Tensor] = []  # so that no storage's address is used again
-        self._fixed = {_key(t) for t in self.block.fixed_tensors()}
+        self._fixed = set(map(_key, tensors_of(self.block.plain)))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
