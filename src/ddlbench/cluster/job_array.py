@@ -26,6 +26,8 @@ from typing import Any
 import snakemake_executor_plugin_slurm as plugin
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
+from ddlbench.common.statistics import grouped
+
 TOO_LONG = "the batch script of the array is too long"
 _MOST_SCRIPT_BYTES = 2_000_000  # slurmctld takes 4 MB unless a site says otherwise
 # Resources that are no option of sbatch.
@@ -49,10 +51,7 @@ def arrays_of(
     jobs: Sequence[JobExecutorInterface], most: int
 ) -> Iterator[list[JobExecutorInterface]]:
     """Jobs by their shape, in chunks of at most ``most``; none is kept back."""
-    shapes: dict[object, list[JobExecutorInterface]] = {}
-    for job in jobs:
-        shape = shape_of(job)
-        shapes.setdefault(id(job) if shape is None else shape, []).append(job)
+    shapes = grouped((shape_of(job) or id(job), job) for job in jobs)
     for alike in shapes.values():
         # Tasks start in their order: bases first, as Snakemake would.
         ordered = sorted(alike, key=lambda job: -getattr(job, "priority", 0))

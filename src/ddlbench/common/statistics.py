@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 CONFIDENCE = 0.95
 _RESAMPLES = 9_999
@@ -143,12 +146,17 @@ def is_known(interval: Interval) -> bool:
     return not math.isnan(interval.low)
 
 
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Key -> all its values, both in the order in which they come."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def medians(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
     """Key -> median of all its values."""
-    grouped: dict[Any, list[float]] = {}
-    for key, value in pairs:
-        grouped.setdefault(key, []).append(value)
-    return {key: median(values) for key, values in grouped.items()}
+    return {key: median(values) for key, values in grouped(pairs).items()}
 
 
 def doubled(first: int, most: int) -> Iterator[int]:

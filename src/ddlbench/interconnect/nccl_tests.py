@@ -30,6 +30,7 @@ from statistics import median
 
 from ddlbench.common.captured_text import uncoloured_lines
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.statistics import medians
 
 _NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|(?i:n/a|nan|inf))"
 _HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
@@ -322,10 +323,8 @@ def _ratios(rows: Iterable[_Row]) -> list[float]:
 
 
 def _points(rows: Iterable[_Row]) -> tuple[NcclPoint, ...]:
-    by_size: dict[int, list[float]] = {}
-    for row in rows:
-        by_size.setdefault(row.size, []).append(row.time_s)
-    return tuple(NcclPoint(size, median(times)) for size, times in sorted(by_size.items()))
+    by_size = medians((row.size, row.time_s) for row in rows)
+    return tuple(NcclPoint(size, time_s) for size, time_s in sorted(by_size.items()))
 
 
 def _remarks(text: str, rows: list[_Row], broken: int) -> Iterable[str]:

@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import RankEntry, Result, cell_result
 from ddlbench.experiment.site import Site
@@ -165,10 +166,7 @@ def _own_by_trace(trace: str | None, alike: Sequence[RankEntry]) -> dict[int, fl
 
 def slow_devices(cells: Iterable[Sequence[Pace]]) -> list[SlowDevice]:
     """Devices that are slow in several cells, the slowest first; a whole node is one row."""
-    of_device: dict[tuple[str, int], list[Pace]] = defaultdict(list)
-    for paces in cells:
-        for pace in paces:
-            of_device[pace.host, pace.device].append(pace)
+    of_device = grouped(((pace.host, pace.device), pace) for paces in cells for pace in paces)
     if not of_device:
         return []
     usual = median(_share(paces) for paces in of_device.values())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError, printable
 from ddlbench.common.form import schema_of
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import settings
 from ddlbench.experiment.links import PairMatrix, read_links
 from ddlbench.experiment.result import DeviceMemory, RankEntry, Result
@@ -222,11 +223,8 @@ def _own_columns(records: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Columns of the options and plans that the cells have, each of the kind of its values."""
     meanings = {"option_": "option of the strategy, where it is not the default",
              "plan_": "what the strategy fixed when it ran; a list is JSON"}  # fmt: skip
-    values: dict[str, list[Any]] = {}
-    for record in records:
-        for name, value in record.items():
-            if name.startswith(tuple(meanings)):
-                values.setdefault(name, []).append(value)
+    every = (pair for record in records for pair in record.items())
+    values = grouped((name, value) for name, value in every if name.startswith(tuple(meanings)))
     if len(values) > _MOST_PLAN_COLUMNS:
         _LOG.warning(
             "options and plans have %d columns; only the first %d are kept",

@@ -61,6 +61,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.statistics import grouped
 
 Array = NDArray[np.float64]
 
@@ -529,7 +530,7 @@ def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str],
                     "write its line, or correct the name"
                 )
     try:
-        TopologicalSorter(_sources(edges)).prepare()
+        TopologicalSorter(grouped((reader, source) for source, reader in edges)).prepare()
     except CycleError as error:
         ring = error.args[1]
         number = edges[ring[0], ring[1]]
@@ -547,13 +548,6 @@ def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str],
             f"{shown(parts[0])}; write an edge line for each tensor that a node reads, "
             "'node1 -- node2', or leave out what the network does not use"
         )
-
-
-def _sources(edges: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    sources: dict[str, list[str]] = {}
-    for source, reader in edges:
-        sources.setdefault(reader, []).append(source)
-    return sources
 
 
 def _not_joined(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> str | None:

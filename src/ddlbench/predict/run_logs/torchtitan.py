@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -29,6 +28,7 @@ from statistics import median
 from typing import Any
 
 from ddlbench.common.captured_text import uncoloured_lines
+from ddlbench.common.statistics import grouped
 from ddlbench.predict.run_logs.logged_run import (
     AGAIN,
     COMPLETE,
@@ -86,9 +86,7 @@ def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
     lines = whole_lines(text)
     logged = list(_steps(lines))
-    by_step: dict[int, list[_Values]] = defaultdict(list)
-    for number, step_values in logged:
-        by_step[number].append(step_values)
+    by_step = grouped(logged)
     validated = {int(match[1]) for line in lines if (match := _VALIDATION.search(line))}
     numbers = sorted(by_step)
     values = _settings(lines, source)

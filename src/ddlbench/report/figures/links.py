@@ -28,6 +28,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.common.quantities import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
 from ddlbench.report.curves import ticks_at, whisker
 from ddlbench.report.footer import links_origin, sentence
@@ -210,10 +211,7 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
         the figure, and a table with a row for each point: seconds, interval, fitted seconds and
         relative residual.
     """
-    groups: dict[tuple[str, int, int], list[LinkSweep]] = {}
-    for sweep in links.sweeps:
-        key = (sweep.level, sweep.nodes, sweep.devices_per_node)
-        groups.setdefault(key, []).append(sweep)
+    groups = grouped(((s.level, s.nodes, s.devices_per_node), s) for s in links.sweeps)
     panels: dict[str, list[Panel]] = {level: [] for level in _LEVELS}
     for (level, nodes, devices), sweeps in groups.items():
         panels[level].append(Panel(f"{nodes}x{devices}", data=sweeps))

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import counted, ratio_text
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
@@ -189,12 +190,13 @@ def _panels_of_one(
 
 def _notes_by_strategy(shown: pd.DataFrame, everywhere: list[str]) -> list[str]:
     """Notes that not all strategies share, each with the strategies that it is of."""
-    of: dict[str, list[str]] = {}
-    for strategy, of_strategy in shown.groupby("strategy", sort=False):
-        for note in common_notes(of_strategy):
-            if note not in everywhere:
-                of.setdefault(note, []).append(strategy_label(str(strategy)))
-    return [f"{', '.join(labels)}: {note}" for note, labels in of.items()]
+    notes = grouped(
+        (note, strategy_label(str(strategy)))
+        for strategy, of_strategy in shown.groupby("strategy", sort=False)
+        for note in common_notes(of_strategy)
+        if note not in everywhere
+    )
+    return [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
 
 
 def _values(row: Any) -> tuple[float, float, float]:

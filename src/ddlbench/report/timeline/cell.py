@@ -33,6 +33,7 @@ from statistics import median
 
 from ddlbench.common.document import read_json
 from ddlbench.common.errors import ConfigError, file_fault
+from ddlbench.common.statistics import medians
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, spans_in
@@ -434,10 +435,7 @@ def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
                 share_s = (box.end_s - box.start_s) / len(stages)
                 key = (stage, box.mini_batch)
                 shortest[key] = min(share_s, shortest.get(key, share_s))
-    by_stage: dict[int, list[float]] = defaultdict(list)
-    for (stage, _), value in shortest.items():
-        by_stage[stage].append(value)
-    return {("all_reduce", stage): median(values) for stage, values in by_stage.items()}
+    return medians((("all_reduce", stage), seconds) for (stage, _), seconds in shortest.items())
 
 
 _KINDS = {"all_gather": "gather", "broadcast": "gather", "reduce_scatter": "scatter"}

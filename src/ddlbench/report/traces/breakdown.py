@@ -39,12 +39,12 @@ import numpy as np
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import duration_text
 from ddlbench.common.screen import paragraph, table
+from ddlbench.common.statistics import grouped
 from ddlbench.report.labels import span_text
 from ddlbench.report.traces.kineto_file import (
     COMMUNICATION,
     COMPUTE,
     MEMORY,
-    InvalidTrace,
     Times,
     Trace,
     read_trace,
@@ -156,7 +156,7 @@ def break_down(traces: Sequence[Trace], *, last_step: bool = False) -> list[Brea
         last_step: work of the last annotated step counts, too.
 
     Raises:
-        InvalidTrace: a trace has neither work of devices nor operators.
+        ConfigError: a trace has neither work of devices nor operators.
     """
     names = set().union(*(trace.step_names for trace in traces))
     return [_of_trace(trace, len(names) > 1 and not last_step, last_step) for trace in traces]
@@ -255,7 +255,7 @@ def _by_cause(gap: Times, late: Any) -> tuple[float, float, float]:
 def _of_operators(trace: Trace, cut: bool, notes: list[str]) -> Breakdown:
     lines = trace.operators
     if not len(lines):
-        raise InvalidTrace(
+        raise ConfigError(
             f"{trace.path}: neither kernels of a GPU nor operators of a CPU; profile with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and of a cell name the "
             "folder, not a file"
@@ -285,7 +285,7 @@ def _breakdown(
     notes: list[str],
 ) -> Breakdown:
     if not time["kernel"] > 0:
-        raise InvalidTrace(
+        raise ConfigError(
             f"{trace.path}: from the first of its work to the last no time passes; trace "
             "whole steps"
         )
@@ -338,7 +338,7 @@ def breakdowns_of(
         exact: as :func:`~ddlbench.report.traces.kineto_file.read_trace`.
 
     Raises:
-        InvalidTrace: a file is no trace, or has nothing to analyse.
+        ConfigError: a file is no trace, or has nothing to analyse.
     """
     traces = [read_trace(path, exact=exact) for path in trace_files(paths)]
     traces.sort(key=lambda trace: (trace.rank is None, trace.rank or 0))
@@ -373,10 +373,7 @@ def lines_of(breakdowns: Sequence[Breakdown]) -> list[str]:
             "exposed: communication that no computation hides; overlap: the share of it that is "
             "hidden; idle: host (launched late) + launch (below 30 us) + waits."
         )
-    notes: dict[str, list[str]] = {}
-    for breakdown in breakdowns:
-        for note in breakdown.notes:
-            notes.setdefault(note, []).append(breakdown.file)
+    notes = grouped((note, breakdown.file) for breakdown in breakdowns for note in breakdown.notes)
     for note, files in notes.items():
         where = "" if len(files) == len(breakdowns) else f"{', '.join(files[:3])}: "
         lines += paragraph(f"{where}{note}.", hanging="  ")
