@@ -26,13 +26,14 @@ from ddlbench.predict.collective_times import (
     seconds,
     size_class,
 )
-from ddlbench.predict.constants import Array, Fit, HeldOut, fit
+from ddlbench.predict.constants import Array, Fit, HeldOut, equal_weights, fit
 from ddlbench.predict.hardware import DeviceSheet, Fabric, chip_of
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     check_columns,
     each_kind,
     error_means,
+    numbers_of,
     refuse,
     rows_of_kind,
 )
@@ -103,17 +104,12 @@ def read_points(
     names = table["collective"].astype(str).str.replace("-", "_")
     refuse(names != "all_reduce", table["collective"], where, "{!r} is no all-reduce; leave it out")
     for name in ("nodes", "ranks", "payload_bytes", "time_s"):
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        wrong = ~(np.isfinite(numbers) & (numbers > 0))
-        refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number above 0")
-        table[name] = numbers
+        table[name] = numbers_of(table[name], where, "a number above 0", lambda n: n > 0)
     refuse(table["ranks"] < 2, table["ranks"], where, "ranks is {!r}; write 2 or more")
     for name in (_LINK, _CARDS):
-        given = table[name] if name in table else pd.Series(np.nan, index=table.index)
-        numbers = pd.to_numeric(given, errors="coerce")
-        wrong = (numbers.isna() & given.notna()) | (numbers <= 0)
-        refuse(wrong, given, where, f"{name} is {{!r}}; write a number above 0")
-        table[name] = numbers * 1e9
+        given = table[name] if name in table else pd.Series(np.nan, table.index, name=name)
+        rates = numbers_of(given, where, "a number above 0", lambda n: n > 0, may_lack=True)
+        table[name] = rates * 1e9
     named = set(table["accelerator"])
     sheets = {name: device or DeviceSheet.called(str(name)) for name in named}
     of = [sheets[name] for name in table["accelerator"]]
@@ -155,7 +151,6 @@ def fit_points(points: Points, library: Library) -> Fit:
         library: whose priors pull the constants.
     """
     sweeps = points.rows["sweep"]
-    weights = 1 / sweeps.map(sweeps.value_counts()).to_numpy(dtype=float)
     _, groups = np.unique(sweeps.to_numpy(dtype=str), return_inverse=True)
     return fit(
         library.with_priors(),
@@ -163,7 +158,7 @@ def fit_points(points: Points, library: Library) -> Fit:
         points.measured_s,
         soft=_SOFT,
         pull=_PULL,
-        weights=weights / weights.mean(),
+        weights=equal_weights(sweeps.to_numpy(dtype=str)),
         groups=groups,
     )
 
@@ -297,11 +292,8 @@ def _with_shipped(given: Points) -> Points:
     known = read_points(pd.read_csv(PUBLISHED))
     rows = pd.concat([known.rows, given.rows], ignore_index=True)
     keys = ["chip", "nodes", "ranks", "payload_bytes", "time_s"]
-    groups = {
-        name: np.concatenate([values, getattr(given.groups, name)])
-        for name, values in vars(known.groups).items()
-    }
-    return Points(rows, Groups(**groups)).take(~rows.duplicated(keys).to_numpy())
+    groups = Groups.joined([known.groups, given.groups])
+    return Points(rows, groups).take(~rows.duplicated(keys).to_numpy())
 
 
 def _nested(

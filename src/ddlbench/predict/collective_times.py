@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ddlbench.predict.constants import Array, HeldOut, WithConstants
+from ddlbench.predict.constants import Array, HeldOut, Rows, WithConstants
 from ddlbench.predict.hardware import DeviceSheet, Sourced, System
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -60,7 +60,7 @@ class Library(WithConstants, Sourced):
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Rows):
     """Groups of ranks, and the links between them; each array is (n,).
 
     Args:
@@ -79,9 +79,6 @@ class Groups:
     mesh: Array
     cards_bytes_per_s: Array
     node_s: Array
-
-    def take(self, chosen: Array) -> Groups:
-        return Groups(**{name: values[chosen] for name, values in vars(self).items()})
 
     @property
     def ranks(self) -> Array:

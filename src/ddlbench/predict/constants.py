@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import yaml
@@ -27,6 +27,37 @@ from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
 
 Array = NDArray[Any]
+
+
+class Rows:
+    """A dataclass of rows as columns: arrays, mappings of arrays, or further :class:`Rows`.
+
+    Fields of another type are of all rows alike.
+    """
+
+    def take(self, chosen: Any) -> Self:
+        """Some rows: a mask, or their places."""
+        return cast(Self, _of_columns(lambda columns: columns[0][chosen], [self]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts."""
+        return cast(Self, _of_columns(np.concatenate, parts))
+
+
+def _of_columns(made: Callable[[Sequence[Array]], Array], parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return made(parts)
+    if isinstance(first, Mapping):
+        return {name: _of_columns(made, [part[name] for part in parts]) for name in first}
+    if isinstance(first, Rows):
+        columns = {
+            field.name: _of_columns(made, [getattr(part, field.name) for part in parts])
+            for field in fields(cast(Any, first))
+        }
+        return replace(cast(Any, first), **columns)
+    return first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +139,12 @@ class HeldOut(Form):
     high: Positive
     """95th percentile."""
     source: Name
+
+    @classmethod
+    def of(cls, ratios: Sequence[float] | Array, source: str) -> Self:
+        """The percentiles of these ratios."""
+        low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
+        return cls(low=low, high=high, source=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +276,13 @@ def soft_l1(errors: Array, soft: float) -> Array:
 def cauchy(errors: Array, soft: float) -> Array:
     """Sizes of residuals whose squares grow as logarithms: broken runs hardly pull."""
     return np.asarray(soft * np.sqrt(np.log1p((errors / soft) ** 2)))
+
+
+def equal_weights(kinds: Sequence[Any] | Array) -> Array:
+    """Weights of rows, 1 in the mean: each kind weighs alike, however many rows it has."""
+    _, place, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    weights = 1 / counts[place]
+    return np.asarray(weights / weights.mean())
 
 
 def weak_pull(soft: float, rows: float, constants: int) -> float:

@@ -43,7 +43,7 @@ from ddlbench.predict.run_tables import (
     check_columns,
     each_kind,
     error_means,
-    refuse,
+    numbers_of,
     rows_of_kind,
 )
 
@@ -251,9 +251,8 @@ def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:
     for name in (*_NUMBERS, NIC, *_COUNTS_OF_ONE):
         if name not in table:
             table[name] = np.nan
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        wrong = (numbers.isna() & table[name].notna()) | (numbers < 0) | np.isinf(numbers)
-        refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number of 0 or more, or none")
+        write = "a number of 0 or more, or none"
+        numbers = numbers_of(table[name], where, write, lambda n: n >= 0, may_lack=True)
         table[name] = numbers.fillna(1) if name in _COUNTS_OF_ONE else numbers
     table["model"] = [_network_name(name) for name in _texts(table, "model")]
     if "host_network" not in table:

@@ -31,7 +31,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
-from ddlbench.predict.constants import Array, HeldOut, fit
+from ddlbench.predict.constants import Array, HeldOut, Rows, fit
 from ddlbench.predict.hardware import DeviceSheet
 from ddlbench.predict.roofline import Layers, Roofline, passes_s, shipped, whole_step_s
 from ddlbench.predict.run_tables import check_columns
@@ -90,7 +90,7 @@ def _profiled(name: str, table: DeviceTable) -> ProfiledNetwork:
 
 
 @dataclass(frozen=True)
-class NodeRuns:
+class NodeRuns(Rows):
     """Runs of ResNet-50 on one node, a row each (n).
 
     Args:
@@ -104,10 +104,6 @@ class NodeRuns:
     device: Array
     samples: Array
     step_s: Array
-
-    def take(self, chosen: Array) -> NodeRuns:
-        rows = (self.device[chosen], self.samples[chosen], self.step_s[chosen])
-        return NodeRuns(self.sheets, *rows)
 
 
 def node_runs(table: pd.DataFrame, where: str = "the table") -> NodeRuns:

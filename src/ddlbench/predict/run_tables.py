@@ -93,6 +93,38 @@ def refuse(
         raise ConfigError(f"{where} line {at + 2}: {remark}")
 
 
+def numbers_of(
+    given: pd.Series[Any],
+    where: str,
+    write: str,
+    holds: Callable[[pd.Series[float]], pd.Series[bool]],
+    *,
+    may_lack: bool = False,
+) -> pd.Series[float]:
+    """A column of finite numbers.
+
+    Args:
+        given: as it was read.
+        where: the table's name.
+        write: what to write instead of a number that is wrong.
+        holds: which numbers are right.
+        may_lack: it may be empty, and is NaN there.
+
+    Raises:
+        ConfigError: a number is wrong; the sentence names its line.
+    """
+    numbers = pd.to_numeric(given, errors="coerce")
+    wrong = ~(np.isfinite(numbers) & holds(numbers)) & ~(may_lack & given.isna())
+    refuse(wrong, given, where, f"{given.name} is {{!r}}; write {write}")
+    return numbers
+
+
+def whole_numbers(given: pd.Series[Any], where: str, least: int = 1) -> pd.Series[float]:
+    """A column of whole numbers; see :func:`numbers_of`."""
+    write = f"a whole number of {least} or more"
+    return numbers_of(given, where, write, lambda n: (n >= least) & (n == np.floor(n)))
+
+
 def refuse_options(options: Mapping[str, str | None], what: str) -> None:
     """Raise ConfigError for options, by name, that are given and have no effect on a table."""
     given = [f"--{name}" for name, value in options.items() if value is not None]

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.predict.constants import Array
+from ddlbench.predict.constants import Array, Rows
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
 
 NUMBERS = (
@@ -69,7 +69,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Decoders:
+class Decoders(Rows):
     """Decoders as columns.
 
     Args:
@@ -88,10 +88,6 @@ class Decoders:
         if name in OPTIONAL and name not in self.columns:
             return np.full(len(self), OPTIONAL[name])
         return self.columns[name]
-
-    def take(self, chosen: Any) -> Decoders:
-        """Some rows: a mask, or their places."""
-        return Decoders({name: values[chosen] for name, values in self.columns.items()})
 
     @cached_property
     def devices(self) -> Array:
@@ -224,7 +220,7 @@ def stage_cut(layers: int, stages: int, layer_cost: float, output_cost: float) -
 
 
 @dataclass(frozen=True)
-class Machines:
+class Machines(Rows):
     """Where each decoder trains: data sheets as columns, (n,) each.
 
     Args:
@@ -241,10 +237,6 @@ class Machines:
     link_bytes_per_s: Array
     network_bytes_per_s: Array
     network_latency_s: Array
-
-    def take(self, chosen: Any) -> Machines:
-        """Some rows: a mask, or their places."""
-        return Machines(**{name: values[chosen] for name, values in vars(self).items()})
 
 
 def machines(

@@ -50,7 +50,6 @@ from ddlbench.predict.transformer.training_runs import (
     RAN,
     TrainingRuns,
     cleaned_s,
-    concatenated,
     shipped,
     training_runs,
 )
@@ -152,7 +151,9 @@ def with_shipped(table: TrainingRuns) -> TrainingRuns:
     """Cleaned rows of a table and the shipped ones of its kind, each row once."""
     known = shipped(origin_name(table))
     known = replace(known, step_s=cleaned_s(known))
-    return concatenated([known, _without_copies(table, known)])
+    have = set(_marks(known))
+    others = table.take(np.array([mark not in have for mark in _marks(table)], dtype=bool))
+    return TrainingRuns.joined([known, others])
 
 
 def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Software, list[Fit]]:
@@ -178,8 +179,7 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     intervals = {}
     for name, rows in ((NO_PIPELINE, ~piped), (PIPELINE, piped)):
         if rows.sum() >= LEAST_ROWS:
-            low, high = np.quantile(ratios[rows], (0.05, 0.95)).tolist()
-            intervals[name] = HeldOut(low=low, high=high, source=f"{where}, {how}")
+            intervals[name] = HeldOut.of(ratios[rows], f"{where}, {how}")
     return replace(fitted, intervals={**software.intervals, **intervals}), fits
 
 
@@ -371,12 +371,6 @@ def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
 def origin_name(runs: TrainingRuns) -> str:
     """The kind of the table that runs are of."""
     return next(name for name, origin in ORIGINS.items() if origin == runs.origin)
-
-
-def _without_copies(runs: TrainingRuns, known: TrainingRuns) -> TrainingRuns:
-    """``runs`` without those that ``known`` holds."""
-    have = set(_marks(known))
-    return runs.take(np.array([mark not in have for mark in _marks(runs)], dtype=bool))
 
 
 def _marks(runs: TrainingRuns) -> list[tuple[Any, ...]]:

@@ -34,7 +34,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.planning.workload import FLOAT32_BYTES
-from ddlbench.predict.constants import Array, Fit, HeldOut, fit, weak_pull
+from ddlbench.predict.constants import Array, Fit, HeldOut, equal_weights, fit, weak_pull
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.run_tables import each_kind
@@ -66,9 +66,7 @@ def calibrate(runs: TrainingRuns, platform: Accelerators) -> Fit:
     """
     runs = runs.take(runs.timed)
     table = runs.decoders
-    _, place, counts = np.unique(table["hidden_size"], return_inverse=True, return_counts=True)
-    weights = 1 / counts[place]
-    weights = weights / weights.mean()
+    weights = equal_weights(table["hidden_size"])
     cuts = [table[name] for name in ("hidden_size", "tensor", "data", "pipeline")]
     _, groups = np.unique(np.stack(cuts, axis=1), axis=0, return_inverse=True)
     return fit(
@@ -122,11 +120,10 @@ def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: s
             predicted = held_out_s(runs, runs, platform, hold_out)
             how = f"each {by} held out in turn"
             break
-    low, high = np.quantile(runs.step_s / predicted, (0.05, 0.95)).tolist()
     return replace(
         platform.fitted_to(fitted),
         fitted_on=f"{fitted.rows} rows of {where}",
-        interval=HeldOut(low=low, high=high, source=f"rows of {where}, {how}"),
+        interval=HeldOut.of(runs.step_s / predicted, f"rows of {where}, {how}"),
     )
 
 
@@ -179,11 +176,7 @@ def rows_of_cells(
                 "global_batch": cell.batch_size,
                 "micro_batch": cell.batch_size // (cut.data * cut.micro_batches),
                 "tensor": 1,
-                "data": cut.data,
-                "pipeline": cut.pipeline,
-                "schedule": cut.schedule,
-                "chunks": cut.chunks,
-                "zero": cut.zero,
+                **{name: value for name, value in vars(cut).items() if name in COLUMNS},
                 "recomputation": "none",
                 "precision": _PRECISION,
                 "gradient_bytes": FLOAT32_BYTES,

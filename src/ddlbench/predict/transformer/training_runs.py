@@ -15,7 +15,7 @@ the same network, tensor, pipeline and micro-batch is dropped. A step is dropped
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -27,15 +27,17 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.predict.constants import Array
+from ddlbench.predict.constants import Array, Rows
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     check_columns,
     kind_of,
     kind_of_columns,
+    numbers_of,
     read_table,
     refuse,
+    whole_numbers,
 )
 from ddlbench.predict.transformer.configurations import PRECISIONS, RECOMPUTATIONS, SCHEDULES
 from ddlbench.predict.transformer.decoders import OF_GPTS, Decoders, Machines, machines
@@ -107,7 +109,7 @@ _SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
 @dataclass(frozen=True)
-class TrainingRuns:
+class TrainingRuns(Rows):
     """Runs as columns, (n,) each.
 
     Args:
@@ -130,19 +132,6 @@ class TrainingRuns:
 
     def __len__(self) -> int:
         return len(self.decoders)
-
-    def take(self, chosen: Any) -> TrainingRuns:
-        """Some rows: a mask, or their places."""
-        return replace(
-            self,
-            decoders=self.decoders.take(chosen),
-            machines=self.machines.take(chosen),
-            models=self.models[chosen],
-            accelerators=self.accelerators[chosen],
-            statuses=self.statuses[chosen],
-            step_s=self.step_s[chosen],
-            memory_bytes=self.memory_bytes[chosen],
-        )
 
     @property
     def timed(self) -> Array:
@@ -216,7 +205,7 @@ def read_runs(paths: Sequence[Path], question: ScoreQuestion | None = None) -> T
     Raises:
         ConfigError: as :func:`training_runs`.
     """
-    return concatenated(
+    return TrainingRuns.joined(
         [training_runs(read_table(path, ()), question, str(path)) for path in paths]
     )
 
@@ -270,14 +259,15 @@ def gpt_configurations(table: pd.DataFrame, where: str) -> pd.DataFrame:
         raise ConfigError(f"{where}: has no row; write at least one configuration")
     rows = pd.DataFrame(index=table.index)
     for name in _GPT_NEEDED:
-        rows[name] = _numbers(table[name], name, where)
+        rows[name] = whole_numbers(table[name], where).astype("int64")
     usual = _usual(rows)
     for name in (*_GPT_NUMBERS, *_GPT_WORDS):
         rows[name] = usual[name]
         if name in table.columns:
             rows[name] = table[name].fillna(rows[name])
     for name in _GPT_NUMBERS:
-        rows[name] = _numbers(rows[name], name, where)
+        least = 0 if name in ("zero", "sequence_parallel") else 1
+        rows[name] = whole_numbers(rows[name], where, least).astype("int64")
     for name, words in _GPT_WORDS.items():
         wrong = ~rows[name].isin(words)
         refuse(wrong, rows[name], where, f"{name} {{!r}} is unknown; {{}}", words)
@@ -292,14 +282,6 @@ def gpt_configurations(table: pd.DataFrame, where: str) -> pd.DataFrame:
         differ = table["devices"].astype(str) + ", but tensor x data x pipeline is " + cut.map(str)
         refuse(wrong, differ, where, "devices is {}; write their product or leave it out")
     return rows.reset_index(drop=True)
-
-
-def _numbers(given: pd.Series[Any], name: str, where: str) -> pd.Series[int]:
-    numbers = pd.to_numeric(given, errors="coerce")
-    least = 0 if name in ("zero", "sequence_parallel") else 1
-    wrong = ~np.isfinite(numbers) | (numbers < least) | (numbers != np.floor(numbers))
-    refuse(wrong, given, where, f"{name} is {{!r}}; write a whole number of {least} or more")
-    return numbers.astype("int64")
 
 
 def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
@@ -339,30 +321,6 @@ def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:
     fastest = _fastest(all_keys, all_slots)[: len(runs)]
     slow = (runs.decoders["pipeline"] > 1) & (slots > SLOT_FACTOR * fastest)
     return np.asarray(np.where(slow, np.nan, runs.step_s))
-
-
-def concatenated(tables: Sequence[TrainingRuns]) -> TrainingRuns:
-    """Tables of one origin as one."""
-
-    def joined(columns: Iterable[Array]) -> Array:
-        return np.concatenate(list(columns))
-
-    decoders = tables[0].decoders.columns
-    machines = vars(tables[0].machines)
-    return TrainingRuns(
-        decoders=Decoders(
-            {name: joined(table.decoders[name] for table in tables) for name in decoders}
-        ),
-        machines=Machines(
-            **{name: joined(vars(table.machines)[name] for table in tables) for name in machines}
-        ),
-        models=joined(table.models for table in tables),
-        accelerators=joined(table.accelerators for table in tables),
-        statuses=joined(table.statuses for table in tables),
-        step_s=joined(table.step_s for table in tables),
-        memory_bytes=joined(table.memory_bytes for table in tables),
-        origin=tables[0].origin,
-    )
 
 
 def _without_slow_twins(runs: TrainingRuns) -> Array:
@@ -423,9 +381,8 @@ def _measured(table: pd.DataFrame, name: str, where: str) -> Array:
     """A column that may be empty; NaN where it is."""
     if name not in table:
         return np.full(len(table), np.nan)
-    numbers = pd.to_numeric(table[name], errors="coerce")
-    wrong = table[name].notna() & ~(np.isfinite(numbers) & (numbers > 0))
-    refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number above 0, or nothing")
+    write = "a number above 0, or nothing"
+    numbers = numbers_of(table[name], where, write, lambda n: n > 0, may_lack=True)
     return np.asarray(numbers.to_numpy(dtype=float))
 
 
@@ -467,8 +424,4 @@ def _zero_stages(table: pd.DataFrame, where: str) -> Array:
 
 
 def _counts(given: pd.Series[Any], where: str, least: int = 1) -> Array:
-    numbers = pd.to_numeric(given, errors="coerce")
-    wrong = ~np.isfinite(numbers) | (numbers < least) | (numbers != np.floor(numbers))
-    sentence = f"{given.name} is {{!r}}; write a whole number of {least} or more"
-    refuse(wrong, given, where, sentence)
-    return np.asarray(numbers.to_numpy(dtype=float))
+    return np.asarray(whole_numbers(given, where, least).to_numpy(dtype=float))
