@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.quantities import few
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import UserParts, finished_of
 from ddlbench.planning.matrix import MatrixRow, more_images_or_fewer
-from ddlbench.planning.network_tables import NetworkTraits, named
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import request_of
 from ddlbench.planning.trainable import has_stages, why_never_trained
 from ddlbench.planning.tried_networks import TRIED, key_of, network_digest, tried_before
@@ -285,7 +286,7 @@ def _network_remarks(
             )
         if traits.unused:
             yield (
-                f"{network} on {dataset}: {named(traits.unused)} get no gradient, for which ddp "
+                f"{network} on {dataset}: {few(traits.unused)} get no gradient, for which ddp "
                 "looks at each step; leave them out (auxiliary heads: aux_logits=false)"
             )
         if traits.normalised_by:

@@ -33,6 +33,7 @@ from ddlbench.cluster.checks import (
     usable_nodes,
 )
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import few
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
 from ddlbench.experiment.site import Site
@@ -204,11 +205,8 @@ def _nodes_by_name(site: Site) -> list[Finding]:
     for key, names in (("exclude", site.slurm.exclude), ("extra", lists)):
         unknown = unknown_nodes(",".join(names)) if names else []
         if unknown:
-            left = len(unknown) - _NAMES_SHOWN
-            more = f" and {left} more" if left > 0 else ""
-            listed = ", ".join(unknown[:_NAMES_SHOWN]) + more
             verb = "is not a node" if len(unknown) == 1 else "are not nodes"
-            says = f"{listed} {verb} of this cluster; change slurm.{key}"
+            says = f"{few(unknown, _NAMES_SHOWN)} {verb} of this cluster; change slurm.{key}"
             findings.append(Finding(key, False, says))
     return findings
 

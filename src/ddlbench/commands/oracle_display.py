@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import counted, duration_text, size_text
+from ddlbench.common.quantities import counted, duration_text, few, size_text
 from ddlbench.common.screen import left_out, paragraph, ranking, table
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import Cell, short_names
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ddlbench.predict.paradl.oracle import Answer, Question, Reach
 
 ACCURACIES = ("accuracy", "compute_accuracy", "communication_accuracy", "worst_cell_accuracy")
-_FEW_NAMES = 2
 
 
 def answer_dict(answer: Answer) -> dict[str, Any]:
@@ -79,14 +79,9 @@ def _highest_first(values: Mapping[str, float | None]) -> list[str]:
 
 def _grouped(what: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Names that share a reason, on one line: ``not judged, 6: a, b and 4 more: the reason``."""
-    groups: dict[str, list[str]] = {}
-    for name, why in pairs:
-        groups.setdefault(why, []).append(name)
     lines = []
-    for why, names in groups.items():
-        shown = ", ".join(names[:_FEW_NAMES])
-        more = f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else ""
-        lines += paragraph(f"{what}, {len(names)}: {shown}{more}: {why}", hanging="  ")
+    for why, names in grouped((why, name) for name, why in pairs).items():
+        lines += paragraph(f"{what}, {len(names)}: {few(names)}: {why}", hanging="  ")
     return lines
 
 

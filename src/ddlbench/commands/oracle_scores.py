@@ -6,8 +6,6 @@ from other people's logs.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +16,11 @@ import click
 from ddlbench.commands.links import refuse_other_forms, text_of
 from ddlbench.commands.options import JSON
 from ddlbench.commands.oracle_display import accuracy_lines
-from ddlbench.common.document import write_text
+from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import MS, counted, duration_text
+from ddlbench.common.quantities import MS, counted, duration_text, few
 from ddlbench.common.screen import examples, paragraph, show, table
+from ddlbench.common.statistics import grouped
 from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.roofline_score import (
@@ -185,13 +184,12 @@ def terms_command(
     question = ScoreQuestion(cast(HoldOut, hold_out), {}, software, hardware, fabric)
     if kind == "mlperf":
         rows = list(horovod_scaling.term_gains(read_table(runs, ()), question))
-        lines = scaling_terms_lines(rows)
-        show(rows, lines, as_json=as_json)
+        show(rows, terms_lines(rows, of_scaling=True), as_json=as_json)
         return
     if kind not in ORIGINS:
         raise ConfigError(f"{runs}: terms are of the tables {', '.join(ORIGINS)} and mlperf only")
     rows = list(term_gains(read_table(runs, ()), question))
-    show(rows, terms_lines(rows), as_json=as_json)
+    show(rows, terms_lines(rows, of_scaling=False), as_json=as_json)
 
 
 def _percent(value: Any) -> str:
@@ -259,32 +257,25 @@ def _worst_table(worst: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(headings, rows)
 
 
-def terms_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Errors without each term."""
-    lines = paragraph(
-        "without ...: errors of steps, mean / median in %; mean error of memory; mean regret of "
-        "choices without pipelines"
-    )
+def terms_lines(rows: Sequence[Mapping[str, Any]], *, of_scaling: bool) -> list[str]:
+    """Errors without each term, of MLPerf's steps or of decoders' trainings."""
+    text = "without ...: errors of steps, mean / median in %"
+    if of_scaling:
+        headings, kinds = "> all | > 64 accelerators and more", ("all", "many")
+    else:
+        text += "; mean error of memory; mean regret of choices without pipelines"
+        headings = "> no pipeline | > pipeline | > memory | > regret"
+        kinds = ("no_pipeline", "pipeline")
+    others = () if of_scaling else ("memory_mean_absolute_error", "mean_regret")
     cells = [
         (
             str(row["term"]),
-            *(_errors(row.get(kind, {})) for kind in ("no_pipeline", "pipeline")),
-            _percent(row["memory_mean_absolute_error"]),
-            _percent(row["mean_regret"]),
+            *(_errors(row.get(kind, {})) for kind in kinds),
+            *(_percent(row[name]) for name in others),
         )
         for row in rows
     ]
-    return lines + table("without | > no pipeline | > pipeline | > memory | > regret", cells)
-
-
-def scaling_terms_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Errors of MLPerf's steps without each term."""
-    cells = [
-        (str(row["term"]), *(_errors(row.get(kind, {})) for kind in ("all", "many")))
-        for row in rows
-    ]
-    lines = paragraph("without ...: errors of steps, mean / median in %")
-    return lines + table("without | > all | > 64 accelerators and more", cells)
+    return paragraph(text) + table(f"without | {headings}", cells)
 
 
 @click.command(
@@ -482,9 +473,7 @@ def _tells_something(run: LoggedRun) -> bool:
 
 
 def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_POINT_COLUMNS)
+    rows: list[Sequence[object]] = [_POINT_COLUMNS]
     for file, test in tests:
         if not test.ranks:
             raise ConfigError(f"{file}: it does not list its ranks; capture all that it prints")
@@ -495,8 +484,8 @@ def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
             test.ranks,
         )
         for point in test.points:
-            writer.writerow([*head, point.payload_bytes, f"{point.time_s:.6g}", file])
-    return text.getvalue()
+            rows.append([*head, point.payload_bytes, f"{point.time_s:.6g}", file])
+    return csv_text(rows)
 
 
 def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, NcclTest]]) -> list[str]:
@@ -507,15 +496,10 @@ def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, NcclTest]]) ->
          counted(len(test.points), "size"))
         for file, test in tests
     ]  # fmt: skip
-    notes: dict[str, list[str]] = {}
-    for run in runs:
-        if note := run.note or ("" if run.step_s else "no step has a time above 0"):
-            notes.setdefault(note, []).append(Path(run.source).name)
-    for file, test in tests:
-        for remark in test.remarks:
-            notes.setdefault(remark, []).append(file.name)
+    silent = "no step has a time above 0"
+    notes = [(run.note or ("" if run.step_s else silent), Path(run.source).name) for run in runs]
+    notes += [(remark, file.name) for file, test in tests for remark in test.remarks]
     lines = table("file | log | status | > step", rows)
-    for note, names in notes.items():
-        more = f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else ""
-        lines += paragraph(f"{', '.join(names[:_FEW_NAMES])}{more}: {note}.", hanging="  ")
+    for note, names in grouped(pair for pair in notes if pair[0]).items():
+        lines += paragraph(f"{few(names, _FEW_NAMES)}: {note}.", hanging="  ")
     return lines

@@ -197,12 +197,7 @@ def _exhibit(
     paper = file.paper
     shown = shown_results(file, sites)
     return Exhibit(
-        figure=paper.figure,
-        title=paper.title,
-        source=paper.source,
-        question=paper.question,
-        original=paper.original,
-        read=paper.read,
+        paper=paper,
         command=command,
         why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
         pictures=(*pictures_of(shown), *published_pictures(project_root(), paper.pictures)),

@@ -18,6 +18,7 @@ from ddlbench.commands.options import snakemake_command, with_matrix
 from ddlbench.commands.site import show_findings
 from ddlbench.common.quantities import HOURS, counted, duration_text, size_text, two_digits
 from ddlbench.common.screen import examples, named_lines, paragraph
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import CONFIG, RESULTS, links_file, profile_file
@@ -228,11 +229,11 @@ def _hours(device_s: float) -> str:
 
 
 def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
-    groups: dict[str, list[MatrixRow]] = {}
-    for row in rows:
-        if row.unsupported is not None:
-            reason = _UNKNOWN if _blocks_unknown(row) else str(row.unsupported)
-            groups.setdefault(reason, []).append(row)
+    groups = grouped(
+        (_UNKNOWN if _blocks_unknown(row) else str(row.unsupported), row)
+        for row in rows
+        if row.unsupported is not None
+    )
     pairs = []
     for reason, members in list(groups.items())[:_REASONS_SHOWN]:
         strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))

@@ -28,6 +28,7 @@ from ddlbench.predict.advice import fitted_sentences, range_text
 from ddlbench.predict.candidate import Knowledge, assess, predicted
 from ddlbench.predict.prediction import (
     DEFAULT_RECOMMENDER,
+    PARTS,
     Prediction,
     predictor_for,
     predictor_of,
@@ -233,18 +234,8 @@ def accuracy(
 
 def prediction_dict(prediction: Prediction) -> dict[str, Any]:
     """A prediction as JSON values."""
-    return {
-        "predictor": prediction.predictor,
-        "step_s": prediction.step_s,
-        "interval_s": list(prediction.interval_s) if prediction.interval_s else None,
-        "compute_s": prediction.compute_s,
-        "communication_s": prediction.communication_s,
-        "exposed_communication_s": prediction.exposed_communication_s,
-        "bubble_s": prediction.bubble_s,
-        "memory_bytes": list(prediction.memory_bytes),
-        "limits": list(prediction.limits),
-        "notes": list(prediction.notes),
-    }
+    names = ("predictor", "step_s", "interval_s", *PARTS, "memory_bytes", "limits", "notes")
+    return {name: getattr(prediction, name) for name in names}
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -23,17 +23,19 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache, wraps
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import yaml
 
 from ddlbench.common.errors import ConfigError, file_fault, printable, shown
 from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form, required_keys
 
+_Reader = TypeVar("_Reader", bound=Callable[..., Any])
 MOST_BYTES = 256 * 2**20  # of a JSON file
 _LONGEST_MESSAGE = 200
 _MERGE = "tag:yaml.org,2002:merge"
@@ -283,6 +285,37 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the first error counts
             beside.unlink()
+
+
+def read_once(most: int | None) -> Callable[[_Reader], _Reader]:
+    """Let a reader of a path, and of further arguments, read a file that has not changed once.
+
+    Args:
+        most: files that are remembered; None for all.
+    """
+
+    def decorate(read: _Reader) -> _Reader:
+        @lru_cache(maxsize=most)
+        def kept(_state: tuple[object, ...], *arguments: Any) -> Any:
+            return read(*arguments)
+
+        @wraps(read)
+        def reading(path: Path, *further: Any) -> Any:
+            try:
+                about = path.stat()
+            except OSError:
+                return read(path, *further)  # which says what is wrong
+            return kept((path.absolute(), about.st_mtime_ns, about.st_size), path, *further)
+
+        return cast(_Reader, reading)
+
+    return decorate
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by the columns of its first line."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

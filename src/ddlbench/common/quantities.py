@@ -13,7 +13,7 @@ Prefixes are decimal (GB is 1e9 bytes), binary with an i (GiB). A small b is a b
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _DURATIONS = (
@@ -64,6 +64,17 @@ def unit_for(value: float, units: Sequence[Unit]) -> Unit:
 def counted(number: int, noun: str) -> str:
     """``1 cell``, ``1,200 cells``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def few(names: Iterable[str], most: int = 2) -> str:
+    """Some names for a sentence: the first ones, and how many more there are.
+
+    >>> few(["a", "b", "c"])
+    'a, b and 1 more'
+    """
+    every = list(names)
+    shown = ", ".join(every[:most])
+    return f"{shown} and {len(every) - most:,} more" if len(every) > most else shown
 
 
 def two_digits(value: float) -> str:

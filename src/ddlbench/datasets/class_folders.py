@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.common.quantities import counted
+from ddlbench.common.quantities import counted, few
 from ddlbench.datasets.files import DataError, FileSplit, of_split, reading
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -403,10 +403,9 @@ def lies_there(folder: Path) -> str:
 
 def listed(names: list[str]) -> str:
     """A few names, and how many more there are; empty of none."""
-    shown, more = names[:_MOST_NAMES], len(names) - _MOST_NAMES
-    if more > 0:
-        return f"{', '.join(shown)} and {more:,} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    if len(names) > _MOST_NAMES:
+        return few(names, _MOST_NAMES)
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def left_out_text(left_out: Counter[str]) -> str:

@@ -26,10 +26,6 @@ Rows = Annotated[tuple[Annotated[tuple[Amount | None, ...], MinLen(1)], ...], Mi
 _MATRICES = ("bandwidth_bytes_per_s", "latency_s")
 
 
-class InvalidLinks(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A links file that is missing, truncated, of another version, or wrong in itself."""
-
-
 @dataclass(frozen=True)
 class PairSample(Form):
     """The sample of pairs that were measured, in a matrix with holes."""
@@ -235,7 +231,7 @@ class Links(Form):
 
 
 _DOCUMENT = Document(
-    Links, LINKS_VERSION, "links file", InvalidLinks, instead=f"make it anew: {AGAIN}"
+    Links, LINKS_VERSION, "links file", ConfigError, instead=f"make it anew: {AGAIN}"
 )
 
 
@@ -243,7 +239,7 @@ def write_links(path: Path, links: Links) -> None:
     """Check and write a links file atomically.
 
     Raises:
-        InvalidLinks: it is not of its form, or a matrix is not square.
+        ConfigError: it is not of its form, or a matrix is not square.
     """
     _check_shapes(links, str(path))
     _DOCUMENT.write(path, links)
@@ -253,12 +249,12 @@ def read_links(path: Path) -> Links:
     """Read and check a links file.
 
     Raises:
-        InvalidLinks: there is none, or it is not of its form.
+        ConfigError: there is none, or it is not of its form.
     """
     if path.is_dir():
-        raise InvalidLinks(f"{path}: is a folder; give its links.json")
+        raise ConfigError(f"{path}: is a folder; give its links.json")
     if not path.is_file():
-        raise InvalidLinks(
+        raise ConfigError(
             f"{path}: no such links file; `snakemake --profile profiles/local links` measures it "
             "(or profiles/slurm)"
         )
@@ -273,11 +269,11 @@ def _check_shapes(links: Links, where: str) -> None:
         size = len(pair.endpoints)
         place = f"{where}: pairs.{index}"
         if len(pair.nodes) != size:
-            raise InvalidLinks(f"{place}: {size} endpoints, but {len(pair.nodes)} node indices")
+            raise ConfigError(f"{place}: {size} endpoints, but {len(pair.nodes)} node indices")
         for key in _MATRICES:
             matrix = getattr(pair, key)
             if len(matrix) != size or any(len(row) != size for row in matrix):
-                raise InvalidLinks(f"{place}.{key}: not {size} rows of {size} numbers")
+                raise ConfigError(f"{place}.{key}: not {size} rows of {size} numbers")
         for row, column in permutations(range(size), 2):
             _check_link(pair, row, column, place)
 
@@ -289,12 +285,12 @@ def _check_link(pair: PairMatrix, row: int, column: int, place: str) -> None:
     if len(holes) == len(values) and pair.sampled is not None:
         return
     if holes:
-        raise InvalidLinks(
+        raise ConfigError(
             f"{place}.{holes[0]}: a hole at row {row}, column {column}: measure that pair again"
         )
     for key, value in values.items():
         if value < 0 or (key == "bandwidth_bytes_per_s" and value == 0):
-            raise InvalidLinks(
+            raise ConfigError(
                 f"{place}.{key}: {value} at row {row}, column {column}: "
                 "a bandwidth is above zero, a latency not below"
             )

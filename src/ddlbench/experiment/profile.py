@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
-from ddlbench.common.document import Document
+from ddlbench.common.document import Document, read_once
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.experiment.cell import Cell, from_path, in_path
@@ -255,6 +255,7 @@ def write_profile(path: Path, profile: Profile) -> None:
     _DOCUMENT.write(path, profile)
 
 
+@read_once(64)
 def read_profile(path: Path) -> Profile:
     """Read and check a profile.
 

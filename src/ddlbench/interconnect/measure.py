@@ -109,7 +109,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
     Raises:
         LinksFailed: a process of a tool failed, or the site has fewer than two devices.
         ConfigError: the links in the site file are incomplete.
-        InvalidLinks: a matrix has a hole, or an invalid value.
+        ConfigError: a matrix has a hole, or an invalid value.
     """
     parts = _Parts(provenance=driver_provenance(seed=0))
     if is_given(site, fabric):
@@ -121,19 +121,9 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
     else:
         parts.provenance["source"] = "measured"
         _measure(site, fabric, parts, path.parent)
+    whole = {"pairs": tuple(map(with_slow_pairs, parts.pairs)), "notes": tuple(parts.notes)}
     links = Links(
-        site=site.name,
-        fabric=fabric,
-        device_kind=site.device,
-        pairs=tuple(with_slow_pairs(pair) for pair in parts.pairs),
-        sweeps=parts.sweeps,
-        node_rates=parts.node_rates,
-        overlaps=parts.overlaps,
-        backgrounds=parts.backgrounds,
-        tensor_costs=parts.tensor_costs,
-        delays=parts.delays,
-        notes=tuple(parts.notes),
-        provenance=parts.provenance,
+        site=site.name, fabric=fabric, device_kind=site.device, **{**vars(parts), **whole}
     )
     write_links(path, links)
     return links

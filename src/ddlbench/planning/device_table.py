@@ -26,10 +26,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
-from ddlbench.common.document import write_text
+from ddlbench.common.document import csv_text, read_once, write_text
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -92,24 +91,15 @@ class DeviceTable:
 
 
 def table_for(accelerator: Accelerator, dataset: str, network: str) -> DeviceTable:
-    """The table of a network on an emulated device; a file that has not changed is read once.
+    """The table of a network on an emulated device.
 
     Raises:
         ConfigError: there is none, or it is wrong.
     """
-    path = accelerator.table_file(dataset, network)
-    try:
-        status = path.stat()
-    except OSError:
-        return read_table(path, dataset)  # says what is wrong
-    return _read(path, dataset, status.st_mtime_ns, status.st_size)
+    return read_table(accelerator.table_file(dataset, network), dataset)
 
 
-@lru_cache(maxsize=64)
-def _read(path: Path, dataset: str, _mtime_ns: int, _size: int) -> DeviceTable:
-    return read_table(path, dataset)
-
-
+@read_once(64)
 def read_table(path: Path, dataset: str) -> DeviceTable:
     """Read and check the table of a network with that dataset.
 
@@ -280,18 +270,16 @@ def _number(row: Mapping[str, str], column: str, where: str) -> float:
 
 def write_table(path: Path, table: DeviceTable) -> None:
     """Write a table atomically; :func:`read_table` gives the same."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     kinds = ("forward", "backward")
     times = [f"{kind}_s_at_{size}" for kind in kinds for size in table.batch_sizes]
-    writer.writerow((*COLUMNS, *times))
+    rows: list[tuple[str, ...]] = [(*COLUMNS, *times)]
     for block, tensors in zip(table.blocks, table.parameters, strict=True):
         seconds = [
             timing.at(size)
             for timing in (block.forward, block.backward)
             for size in table.batch_sizes
         ]
-        writer.writerow(
+        rows.append(
             (
                 block.name,
                 " ".join(f"{name}={size}" for name, size in tensors.items()),
@@ -300,7 +288,7 @@ def write_table(path: Path, table: DeviceTable) -> None:
                 *(f"{value:.{_DIGITS}g}" for value in seconds),
             )
         )
-    write_text(path, out.getvalue())
+    write_text(path, csv_text(rows))
 
 
 def _exact(value: float) -> str:

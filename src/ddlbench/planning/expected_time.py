@@ -27,11 +27,11 @@ from typing import Literal
 from ddlbench.common.document import put_aside
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import counted
-from ddlbench.common.statistics import medians
+from ddlbench.common.statistics import grouped, medians
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, profile_file, result_file
-from ddlbench.experiment.profile import InvalidProfile, ProfileKey
+from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import (
     Glance,
@@ -45,7 +45,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.device_table import table_for
-from ddlbench.planning.workload import Workload, profile_at
+from ddlbench.planning.workload import Workload
 
 Likeness = Literal["strategy", "network", "steps", "profile", "operations"]
 
@@ -82,7 +82,7 @@ class UserParts:
 
 def cells_root(site: str, results_root: Path) -> Path:
     """Where the cells of a site lie."""
-    return results_root / result_file(site, "").parent.relative_to(RESULTS)
+    return result_file(site, "", results_root).parent
 
 
 class ExpectedTime:
@@ -164,7 +164,7 @@ class ExpectedTime:
 
     def _rate_of_profile(self, path: Path) -> float | None:
         try:
-            profile = profile_at(path).to_dict()
+            profile = read_profile(path).to_dict()
             batch_size = max(entry["batch_size"] for entry in profile["steps"])
             step_s = Workload(profile, str(path)).step(batch_size).step_s
         except (ConfigError, InvalidProfile, OSError, ValueError):
@@ -192,7 +192,7 @@ class ExpectedTime:
                 return self._accelerator.slow_down * sum(table.pass_s(cell.batch_size))
             key = ProfileKey.of(cell)
             path = self._results_root / profile_file(self._site, key.id).relative_to(RESULTS)
-            workload = Workload(profile_at(path).to_dict(), str(path))
+            workload = Workload(read_profile(path).to_dict(), str(path))
             return workload.step(cell.batch_size).step_s
         except (ConfigError, OSError):  # whoever needs the file says what is wrong
             return None
@@ -254,10 +254,7 @@ class Finished:
 
 
 def _sentences(faults: Mapping[str, str], what_follows: str) -> Iterator[str]:
-    cells: dict[str, list[str]] = {}
-    for cell, why in faults.items():
-        cells.setdefault(why, []).append(cell)
-    for why, ids in cells.items():
+    for why, ids in grouped((why, cell) for cell, why in faults.items()).items():
         yield f"result.json of {counted(len(ids), 'cell')}: {why}{what_follows} (first: {ids[0]})"
 
 

@@ -30,8 +30,7 @@ import hashlib
 import io
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -39,6 +38,7 @@ from pathlib import Path
 
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.tried_networks import key_of
@@ -137,27 +137,19 @@ def built_in_layers(network: str, dataset: str) -> tuple[LayerBlock, ...] | None
 
 
 @cache
-def _rows_by_pair() -> tuple[str, Mapping[tuple[str, str], list[str]]]:
+def _rows_by_pair() -> tuple[str, Mapping[tuple[str, ...], list[str]]]:
     """The table's head, and the lines of each network and dataset: few of them are ever read."""
     head, *lines = _FILE.read_text("utf-8").splitlines()
-    rows: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for line in lines:
-        network, dataset, _ = line.split(",", 2)
-        rows[network, dataset].append(line)
-    return head, rows
+    return head, grouped((tuple(line.split(",", 2)[:2]), line) for line in lines)
 
 
 @cache
 def known_block_count(network: str, dataset: str) -> int | None:
     """How many blocks a network has; None if it is not built in and was not traced here before."""
     blocks = built_in_layers(network, dataset)
-    if blocks is None and not _is_built_in(network):
+    if blocks is None and all(name != network for name, _ in _rows_by_pair()[1]):
         blocks = _kept(_kept_file(network, dataset))
     return None if blocks is None else len(blocks)
-
-
-def _is_built_in(network: str) -> bool:
-    return any(name == network for name, _ in _rows_by_pair()[1])
 
 
 def _kept_file(network: str, dataset: str) -> Path:
@@ -209,15 +201,13 @@ def _blocks(text: str) -> tuple[LayerBlock, ...]:
     Raises:
         ValueError, KeyError, TypeError: it is no such table.
     """
-    blocks: defaultdict[str, list[Mapping[str, str]]] = defaultdict(list)
-    for row in csv.DictReader(io.StringIO(text)):
-        blocks[row["block"]].append(row)
+    blocks = grouped((row["block"], row) for row in csv.DictReader(io.StringIO(text)))
     if not blocks:
         raise ValueError("the table has no row")
     return tuple(_block(name, rows) for name, rows in blocks.items())
 
 
-def _block(name: str, rows: list[Mapping[str, str]]) -> LayerBlock:
+def _block(name: str, rows: Sequence[Mapping[str, str]]) -> LayerBlock:
     first = rows[0]
     return LayerBlock(
         name,

@@ -39,7 +39,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import profile_file, result_file
-from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
+from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey, read_profile
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline import Pipeline, PlannedStage
@@ -47,7 +47,7 @@ from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.step import why_uneven
-from ddlbench.planning.workload import Block, Workload, profile_at
+from ddlbench.planning.workload import Block, Workload
 
 
 def memory_bytes(workload: Workload, plan: StrategyPlan) -> tuple[int, ...]:
@@ -308,7 +308,7 @@ def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | Non
     if not path.is_file():
         return None
     try:
-        profile = profile_at(path)
+        profile = read_profile(path)
     except InvalidProfile:  # whoever needs it says so
         return None
     capacity = capacity_bytes(profile.device_memory_bytes, site)

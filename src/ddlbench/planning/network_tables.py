@@ -31,20 +31,20 @@ Built-in networks have none of these traits, so that nothing is inspected.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ddlbench.common.document import csv_rows
 from ddlbench.common.form import Form
+from ddlbench.common.quantities import few
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 
 
 def _rows(table: str) -> list[dict[str, str]]:
-    with Path(__file__).with_name(table).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(Path(__file__).with_name(table))
 
 
 def transformer_shape(network: str, dataset: str) -> dict[str, int] | None:
@@ -330,7 +330,7 @@ class NetworkTraits(Form):
 
 def unsupported_weights(library: str, names: Iterable[str], why: str, instead: str) -> Reason:
     """The refusal of weights by a strategy's library."""
-    return Reason("weights_unsupported", f"{library} {why} ({named(names)}); {instead}")
+    return Reason("weights_unsupported", f"{library} {why} ({few(names)}); {instead}")
 
 
 def first_unsupported(library: str, *cases: tuple[Sequence[str], str, str]) -> Reason | None:
@@ -342,18 +342,6 @@ def borrowing(traits: NetworkTraits) -> Reason:
     """The refusal of blocks that read other blocks' weights, by strategies that part them."""
     return Reason(
         "weights_unsupported",
-        f"block {named(traits.borrowed)} holds a weight of another block, which may lie on another "
+        f"block {few(traits.borrowed)} holds a weight of another block, which may lie on another "
         "device, or not be whole; hand on values from block to block",
     )
-
-
-def named(names: Iterable[str]) -> str:
-    """Some names for a sentence: the first two, and how many more there are.
-
-    >>> named(["a", "b", "c"])
-    'a, b and 1 more'
-    """
-    first, second, *rest = [*names, "", ""]
-    text = ", ".join(filter(None, (first, second)))
-    more = sum(bool(name) for name in rest)
-    return f"{text} and {more} more" if more else text

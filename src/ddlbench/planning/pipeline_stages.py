@@ -39,14 +39,13 @@ from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import links_file, profile_file
-from ddlbench.experiment.profile import Profile, ProfileKey
+from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.block_costs import BlockCost
 from ddlbench.planning.layer_table import known_block_count
 from ddlbench.planning.pipeline import Stage
 from ddlbench.planning.plan import BlockSource, Options, RuleText, Tried
 from ddlbench.planning.tried_networks import tried_block_count
-from ddlbench.planning.workload import profile_at
 
 if TYPE_CHECKING:
     from ddlbench.planning.partition import Chain
@@ -306,4 +305,4 @@ def _profile(cell: Cell, site: str | None) -> Profile:
             f"balance profile needs the profile of {cell.network} on {cell.dataset} at site "
             f"{site}; make it with: {making_command(site, [path])}"
         )
-    return profile_at(path)
+    return read_profile(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import few
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import NetworkTraits, named
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.tried_networks import tried_traits
@@ -39,7 +40,7 @@ def why_not_trained(
     if traits.synchronised and plan.world_size > 1 and device_kind == "cpu":
         return Reason(
             "device_unsupported",
-            f"SyncBatchNorm ({named(traits.synchronised)}) works on GPUs only; take nn.BatchNorm2d "
+            f"SyncBatchNorm ({few(traits.synchronised)}) works on GPUs only; take nn.BatchNorm2d "
             "on CPUs",
         )
     return (
@@ -61,11 +62,11 @@ def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
         return Reason(
             "weights_unsupported",
             "hooks change the gradient that a pass has accumulated "
-            f"({named(traits.hooked_after)}), and with {plan.cell.strategy} a pass sees a part of "
+            f"({few(traits.hooked_after)}), and with {plan.cell.strategy} a pass sees a part of "
             "the batch; leave out register_post_accumulate_grad_hook, or train on one device",
         )
     if traits.written_by_samples and plan.parts > 1:
-        names = named(traits.written_by_samples)
+        names = few(traits.written_by_samples)
         return Reason(
             "weights_unsupported",
             f"forward changes weights by the samples that it sees ({names}), and with "

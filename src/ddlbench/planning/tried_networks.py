@@ -21,7 +21,7 @@ from pathlib import Path
 from sysconfig import get_paths
 from typing import Any
 
-from ddlbench.common.document import read_json
+from ddlbench.common.document import read_json, read_once
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import LIBRARIES, NETWORKS, known
 from ddlbench.planning.network_tables import NetworkTraits
@@ -149,15 +149,9 @@ def _files_of(module: str) -> list[Path]:
     return [file for name in sorted(files) for file in files[name]]
 
 
+@read_once(None)
 def _imports_of(file: Path) -> tuple[str, ...]:
     """Names of the modules that a file imports, as far as their first dot."""
-    with suppress(OSError):
-        return _imports_at(file, file.stat().st_mtime_ns)
-    return ()
-
-
-@cache
-def _imports_at(file: Path, _changed_ns: int) -> tuple[str, ...]:
     names: list[str] = []
     with suppress(OSError, ValueError, SyntaxError, RecursionError):
         for node in ast.walk(ast.parse(file.read_bytes())):

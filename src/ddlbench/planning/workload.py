@@ -17,17 +17,16 @@ matrix product's two gradients.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from pathlib import Path
+from functools import cache, cached_property
 from statistics import median
 from typing import Any, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import Timing
-from ddlbench.experiment.profile import LoneRun, Profile, read_profile
+from ddlbench.common.statistics import grouped
+from ddlbench.experiment.profile import LoneRun
 from ddlbench.experiment.site import ComputeKind, is_emulated, shrunk_bytes
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20  # torch's DDP; our own all-reduces take the same
@@ -144,9 +143,7 @@ class Workload:
         entries = self._profile.get("blocks") or []
         if not entries:
             raise ConfigError(f"{self._where}: holds no blocks; measure the profile again")
-        layers: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-        for layer in self._profile["layers"]:
-            layers[layer["block"]].append(layer)
+        layers = self.layers_by_block
         return tuple(
             Block(
                 name=entry["name"],
@@ -157,7 +154,7 @@ class Workload:
                 saved_bytes=entry["saved_bytes_per_sample"],
                 forward=self._timing(entry["forward"], f"block {entry['name']}"),
                 backward=self._timing(entry["backward"], f"block {entry['name']}"),
-                **(self._timed_shares(entry) or backward_shares(layers[entry["block"]])),
+                **(self._timed_shares(entry) or backward_shares(layers.get(entry["block"], []))),
             )
             for entry in sorted(entries, key=lambda entry: entry["block"])
         )
@@ -235,6 +232,11 @@ class Workload:
         """Leaf operations in forward order, as in profile.json."""
         return list(self._profile["layers"])
 
+    @property
+    def layers_by_block(self) -> Mapping[int, list[Mapping[str, Any]]]:
+        """The entries of each block by its index, where the profile has any."""
+        return grouped((layer["block"], layer) for layer in self._profile["layers"])
+
     def layer_timings(self, entry: Mapping[str, Any]) -> tuple[Timing, Timing]:
         name = f"layer {entry['name']}"
         return self._timing(entry["forward"], name), self._timing(entry["backward"], name)
@@ -299,20 +301,3 @@ class Workload:
     def _timing(self, entries: list[dict[str, Any]], name: str) -> Timing:
         points = [(entry["batch_size"], entry["time_s"]) for entry in entries]
         return Timing.through(points, f"{self._where}: {name}")
-
-
-def profile_at(path: Path) -> Profile:
-    """Reads and checks a profile; a file that has not changed is read once.
-
-    Raises:
-        InvalidProfile: there is none, or it does not match the schema.
-    """
-    if not path.is_file():
-        return read_profile(path)  # says what makes it
-    status = path.stat()
-    return _read(path.resolve(), status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=64)
-def _read(path: Path, _mtime_ns: int, _size: int) -> Profile:
-    return read_profile(path)

@@ -44,15 +44,11 @@ def _frame(records: Any, columns: Any = None) -> pd.DataFrame:
     return pd.DataFrame(records, columns=columns)
 
 
-class InvalidPredictions(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A predictions file that is missing, truncated or of another version."""
-
-
 _DOCUMENT = Document(
     PredictionsFile,
     VERSION,
     "predictions file",
-    InvalidPredictions,
+    ConfigError,
     instead="make it anew: ddlbench predict accuracy",
 )
 
@@ -140,14 +136,14 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """Read back the frame that :func:`write_predictions` wrote.
 
     Raises:
-        InvalidPredictions: the file is missing, or is not of its form.
+        ConfigError: the file is missing, or is not of its form.
     """
     return _frame(_read(path))
 
 
 def _read(path: Path) -> list[PredictedCell]:
     if not path.is_file():
-        raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench predict accuracy`")
+        raise ConfigError(f"{path}: no such file; make it with `ddlbench predict accuracy`")
     return _DOCUMENT.read(path)["predictions"]
 
 

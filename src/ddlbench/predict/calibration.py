@@ -40,6 +40,7 @@ from annotated_types import Ge
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined
@@ -53,10 +54,6 @@ _NOISE = 0.05  # relative, of one cell
 _PRIORS = (0.2, 0.5, 0.05)  # of work, of communication, of step_s over a typical step
 _LEAST = (-0.5, -1.0, 0.0)  # of each constant
 _FEWEST = 3
-
-
-class InvalidCalibration(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A calibration file that is missing, truncated or of another version."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ _DOCUMENT = Document(
     Calibration,
     _VERSION,
     "calibration",
-    InvalidCalibration,
+    ConfigError,
     instead="make it anew: ddlbench calibrate, or delete it",
 )
 
@@ -193,10 +190,7 @@ def held_out(
 
     Empty where all measured cells are of one group.
     """
-    groups: dict[str, list[CalibrationCell]] = {}
-    for cell in cells:
-        if cell.measured_s is not None:
-            groups.setdefault(group_of(cell), []).append(cell)
+    groups = grouped((group_of(cell), cell) for cell in cells if cell.measured_s is not None)
     steps: dict[str, float] = {}
     for name, cells_of_group in groups.items():
         others = [cell for other, part in groups.items() if other != name for cell in part]
@@ -208,7 +202,7 @@ def held_out(
 
 def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
     """Constants of every strategy with at least three measured cells, each with its interval."""
-    measured = _by_strategy(cell for cell in cells if cell.measured_s is not None)
+    measured = grouped((cell.strategy, cell) for cell in cells if cell.measured_s is not None)
     enough = {
         name: cells_of_strategy
         for name, cells_of_strategy in measured.items()
@@ -239,7 +233,7 @@ def _judged(family: Sequence[CalibrationCell]) -> tuple[bool, dict[str, float]]:
     help where no cell can be held out.
     """
     steps: dict[str, float] = {}
-    for cells in _by_strategy(family).values():
+    for cells in grouped((cell.strategy, cell) for cell in family).values():
         by_network = held_out(cells, lambda cell: cell.network)
         steps |= by_network or held_out(cells, lambda cell: cell.geometry)
     known = [cell for cell in family if cell.cell_id in steps]
@@ -279,7 +273,7 @@ def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
 
 def choose(cells: Sequence[CalibrationCell], count: int) -> list[CalibrationCell]:
     """The ``count`` cells that tell most of the constants, for each strategy in turn."""
-    by_strategy = _by_strategy(cells)
+    by_strategy = grouped((cell.strategy, cell) for cell in cells)
     information = {name: np.diag([width**-2 for width in _PRIORS]) for name in by_strategy}
     typical_s = {
         name: _typical_s(cells_of_strategy) for name, cells_of_strategy in by_strategy.items()
@@ -344,7 +338,7 @@ def read_calibration(site: str, results_root: Path = RESULTS) -> Calibration | N
     """The calibration of a site; None if it has none.
 
     Raises:
-        InvalidCalibration: the file is not of its form.
+        ConfigError: the file is not of its form.
     """
     path = calibration_file(site, results_root)
     return _DOCUMENT.read(path) if path.is_file() else None
@@ -358,7 +352,8 @@ def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
     """
     records: list[dict[str, Any]] = []
     measured = [cell for cell in cells if cell.measured_s is not None]
-    for strategy, cells_of_strategy in _by_strategy(measured).items():
+    by_strategy = grouped((cell.strategy, cell) for cell in measured)
+    for strategy, cells_of_strategy in by_strategy.items():
         family = _family_of(strategy, measured)
         by_network = _taught(cells_of_strategy, family, lambda cell: cell.network)
         by_geometry = _taught(cells_of_strategy, family, lambda cell: cell.geometry)
@@ -422,10 +417,3 @@ def _covered(
                 step_s = steps[cell.cell_id]
                 inside.append(step_s / ratio <= cell.measured_s <= step_s * ratio)
     return sum(inside) / len(inside) if inside else math.nan
-
-
-def _by_strategy(cells: Iterable[CalibrationCell]) -> dict[str, list[CalibrationCell]]:
-    groups: dict[str, list[CalibrationCell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.strategy, []).append(cell)
-    return groups

@@ -118,7 +118,7 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             cell = row.cell.with_(repeat=0)
             base = Cell.from_id(row.base_id).with_(repeat=0) if row.base_id else None
             outcomes.setdefault(cell.id, Outcome(cell, base))
-            path = _path(row.cell, site, results_root)
+            path = result_file(site, row.cell.id, results_root)
             result = _result(path, site, row.cell)
             if result is not None:
                 results[row.cell] = result
@@ -164,7 +164,7 @@ def _add_repeat(outcome: Outcome, repeat: int, result: Result, departure: str) -
 def history_of(outcomes: Sequence[Outcome], site: str, results_root: Path = RESULTS) -> History:
     """Every measured repeat, as predictors read them that extrapolate measurements."""
     return tuple(
-        Measured(cell, step_s, _path(cell, site, results_root).with_name(STEPS_FILE))
+        Measured(cell, step_s, result_file(site, cell.id, results_root).with_name(STEPS_FILE))
         for outcome in outcomes
         for repeat, step_s in outcome.step_s.items()
         for cell in [outcome.cell.with_(repeat=repeat)]
@@ -193,7 +193,7 @@ def outcomes_of(
     dataset: str, network: str, site: str, results_root: Path = RESULTS
 ) -> list[Outcome]:
     """Every finished cell of one network on one dataset, over all experiments."""
-    cells = results_root / result_file(site, "").parent.relative_to(RESULTS)
+    cells = result_file(site, "", results_root).parent
     folder = cells / dataset / in_path(network)
     rows = []
     for path in sorted(folder.glob("*/*/*/rep*/result.json")):
@@ -209,10 +209,6 @@ def base_step_s(outcome: Outcome, outcomes: dict[str, Outcome]) -> float | None:
     """Median step of a configuration's sequential base; None if it was not measured."""
     base = outcomes.get(outcome.base.id) if outcome.base else None
     return median(base.step_s.values()) if base and base.step_s else None
-
-
-def _path(cell: Cell, site: str, results_root: Path) -> Path:
-    return results_root / result_file(site, cell.id).relative_to(RESULTS)
 
 
 def _result(path: Path, site: str, cell: Cell) -> Result | None:

@@ -61,7 +61,7 @@ def open_links(path: Path) -> LinkTable:
     """Read a links file.
 
     Raises:
-        InvalidLinks: the file is missing or does not fit the schema, a matrix has a hole, or a
+        ConfigError: the file is missing or does not fit the schema, a matrix has a hole, or a
             bandwidth is not above zero.
     """
     return LinkTable(read_links(path), str(path))
@@ -121,7 +121,7 @@ class Inputs:
         if it has no condition either.
 
         Raises:
-            InvalidLinks: the links file is wrong.
+            ConfigError: the links file is wrong.
         """
         return self._links_of(cell.fabric)
 

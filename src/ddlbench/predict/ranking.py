@@ -303,7 +303,7 @@ class Candidate:
 
     @property
     def code(self) -> str:
-        """The kind of its reason, of :data:`ddlbench.experiment.status.REASON_CODES`."""
+        """The kind of its reason, as docs/reference/reasons.csv lists them."""
         return code_of(self.reason)
 
     def limited(self, base: Candidate | None) -> Candidate:

@@ -188,11 +188,7 @@ _WARMUP_STEPS, _STEPS = 2, 10
 _NO_CHANCE = 0.005
 
 
-class InvalidChoice(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A choice file that is not of its form."""
-
-
-_DOCUMENT = Document(ChoiceFile, VERSION, "choice", InvalidChoice)
+_DOCUMENT = Document(ChoiceFile, VERSION, "choice", ConfigError)
 
 
 def short_cell(cell: Cell) -> Cell:
@@ -399,8 +395,7 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
 
 def result_of(cell: Cell, site: str, results_root: Path = RESULTS) -> Glance | None:
     """The result of a cell, if it has a readable one."""
-    path = results_root / result_file(site, cell.id).relative_to(RESULTS)
-    return glance(path, site, cell.id)
+    return glance(result_file(site, cell.id, results_root), site, cell.id)
 
 
 def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
@@ -417,6 +412,6 @@ def read_choice(path: Path) -> ChoiceFile:
     """The content of a choice file.
 
     Raises:
-        InvalidChoice: it is missing, or is not of its form.
+        ConfigError: it is missing, or is not of its form.
     """
     return _DOCUMENT.read(path)

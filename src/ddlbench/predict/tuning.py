@@ -196,11 +196,7 @@ _SEED = 0
 _ASKS = 200  # of a sampler that repeats itself or asks for what cannot run
 
 
-class InvalidTuning(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A tuning file that is not of its form."""
-
-
-_DOCUMENT = Document(TuningFile, VERSION, "tuning", InvalidTuning)
+_DOCUMENT = Document(TuningFile, VERSION, "tuning", ConfigError)
 
 
 @dataclass

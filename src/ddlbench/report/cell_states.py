@@ -13,7 +13,7 @@ from pathlib import Path
 from ddlbench.common.document import UnreadableJson, read_json, read_object
 from ddlbench.common.form import Amount, Form, Natural
 from ddlbench.common.owner import NOBODY, Writer, owner_in, seems_to_live
-from ddlbench.common.quantities import counted, duration_text, ratio_text
+from ddlbench.common.quantities import counted, duration_text, few, ratio_text
 from ddlbench.common.screen import named_lines, terminal_width
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
@@ -79,7 +79,7 @@ class StatusDocument(Form):
 
 # Why the number of a cell that is ok is wrong or means little, gravest first: column, and code.
 _CODES_OF_OK = {"departure": "other_training", "disturbed": None, "diverged": "diverged"}
-_FEW_NAMES = 2
+_OF_CELL = ("dataset", "network", "strategy", "geometry", "repeat")
 _FEW_REASONS = 6
 _FEW_RUNNING = 4
 
@@ -104,11 +104,7 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus
         cells.append(
             CellStatus(
                 cell_id=cell.id,
-                dataset=cell.dataset,
-                network=cell.network,
-                strategy=cell.strategy,
-                geometry=cell.geometry,
-                repeat=cell.repeat,
+                **{name: getattr(cell, name) for name in _OF_CELL},
                 state=state,
                 reason=str(reason) if reason else None,
                 reason_code=code or None,
@@ -153,10 +149,8 @@ def status_lines(cells: Sequence[CellStatus], *, every_cell: bool = False) -> li
             groups.setdefault((state, cell.reason or "no reason is given"), []).append(cell)
     reasons = []
     for (state, reason), members in groups.items():
-        named = members if every_cell else members[:_FEW_NAMES]
-        listed = ", ".join(names[cell.cell_id] for cell in named)
-        if len(members) > len(named):
-            listed += f" and {len(members) - len(named)} more"
+        named = (names[cell.cell_id] for cell in members)
+        listed = ", ".join(named) if every_cell else few(named)
         reasons.append((state.replace("_", " "), f"{listed}: {reason}"))
     if len(reasons) > _FEW_REASONS and not every_cell:
         more = f"{counted(len(groups) - _FEW_REASONS, 'more reason')}: --all"

@@ -328,9 +328,7 @@ def efficiency_columns(result: Result) -> dict[str, Any]:
     sent = [r.sent_bytes_per_step for r in traffic if r.sent_bytes_per_step is not None]
     complete = bool(cpu_s) and len(cpu_s) == len(result.ranks)
     return {
-        "mfu": None if part is None else part.mfu,
-        "flops_per_s": None if part is None else part.flops_per_s,
-        "peak_flops_per_s": None if part is None else part.peak_flops_per_s,
+        **{name: getattr(part, name, None) for name in ("mfu", "flops_per_s", "peak_flops_per_s")},
         "sent_bytes": round(max(sent)) if sent else None,
         "cpu_s": sum(cpu_s) if complete else None,
         "cpu_utilisation": fmean(used) if used else None,

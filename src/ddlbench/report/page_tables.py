@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pandas as pd
 from markupsafe import Markup
 
-from ddlbench.common.quantities import duration_text, ratio_text
+from ddlbench.common.quantities import duration_text, few, ratio_text
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import Column
 from ddlbench.experiment.cell import Cell, short_names
@@ -241,12 +241,9 @@ def reasons(inputs: PageInputs) -> list[tuple[str, str, str, str]]:
     rows = []
     for (status, reason), cells in shown.groupby(["status", "reason"], sort=False):
         names = short_names([Cell.from_id(name) for name in cells["cell_id"]])
-        listed = ", ".join(names[:_FEW_NAMES])
-        if len(names) > _FEW_NAMES:
-            listed += f" and {len(names) - _FEW_NAMES} more"
         log = f"../cells/{cells['cell_id'].iloc[0]}/log.txt"
         log = quote(log) if (inputs.folder / log).is_file() else ""
-        rows.append((str(status).replace("_", " "), str(reason), listed, log))
+        rows.append((str(status).replace("_", " "), str(reason), few(names, _FEW_NAMES), log))
     return rows
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.document import write_text
-from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.config import LAPTOP, PaperFile
+from ddlbench.common.errors import ConfigError, first_line
+from ddlbench.experiment.config import LAPTOP, Paper, PaperFile
 from ddlbench.experiment.paths import RESULTS, project_root
 from ddlbench.report.html_report import Png, html_page, read_png
 from ddlbench.report.summary import summarise
@@ -119,8 +119,7 @@ def read_numbers(path: Path) -> pd.DataFrame:
         return pd.read_csv(path)
     except ValueError as error:  # pandas' own, and of text that is no UTF-8
         raise ConfigError(
-            f"{path}: no table: {str(error).partition(chr(10))[0]}; delete it, or draw its figure "
-            "anew"
+            f"{path}: no table: {first_line(error)}; delete it, or draw its figure anew"
         ) from None
 
 
@@ -259,7 +258,7 @@ class Exhibit:
     """One published figure.
 
     Args:
-        figure, title, source, question, original, read: of the paper's file.
+        paper: of the figure's file.
         command: makes it; empty if nothing does.
         why_not: why it has no picture of its own; empty if it has or will have one.
         pictures, tables: ours, as far as they are there.
@@ -268,12 +267,7 @@ class Exhibit:
         claims: verdicts on its claims: claim, verdict, bed, numbers.
     """
 
-    figure: str
-    title: str
-    source: str
-    question: str
-    original: str
-    read: str
+    paper: Paper
     command: str
     why_not: str
     pictures: tuple[Shown, ...]

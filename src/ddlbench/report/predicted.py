@@ -63,7 +63,7 @@ def read_predicted(predictions_json: Path, tables_dir: Path, results: Path = RES
     """Read the files of one experiment.
 
     Raises:
-        InvalidPredictions: the predictions are missing or wrong.
+        ConfigError: the predictions are missing or wrong.
     """
     summary = read_tables(tables_dir).summary
     frame = with_conditions(read_predictions(predictions_json), summary)

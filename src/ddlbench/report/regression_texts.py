@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddlbench.common.errors import printable
-from ddlbench.common.quantities import counted, duration_text
+from ddlbench.common.quantities import counted, duration_text, few
 from ddlbench.common.run_noise import repeats_to_tell
 from ddlbench.common.screen import paragraph, shortened, table
 from ddlbench.report.labels import span_text
-from ddlbench.report.regressions import Compared, Comparison, Verdict, few
+from ddlbench.report.regressions import Compared, Comparison, Verdict
 from ddlbench.report.run_trees import Tree
 
 _MOST_ROWS = 20
@@ -221,9 +221,7 @@ def _row(row: Compared) -> dict[str, Any]:
         "b_configuration": row.second.cell.id.removesuffix("/rep0") if row.second else None,
         "verdict": str(row.verdict),
         "regression": row.verdict.is_regression,
-        "ratio": None if ratio is None else ratio.ratio,
-        "low": None if ratio is None else ratio.low,
-        "high": None if ratio is None else ratio.high,
+        **{name: getattr(ratio, name, None) for name in ("ratio", "low", "high")},
         "interval_from": None if noise is None else noise.source,
         "run_spread": None if noise is None else noise.variance**0.5,
         **{f"{side}_step_s": sample and sample.median_s for side, sample in samples.items()},

@@ -43,7 +43,6 @@ _SITE = "site"
 _GEOMETRY = {"geometry": ("nodes", "devices_per_node")}
 _OPTIONS = "options"
 _FEW_DIFFERENCES = 2
-_FEW_NAMES = 2
 _MOST_HINTS = 200
 _MOST_NOTES = 4
 
@@ -436,10 +435,3 @@ def _notes(
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(names) if names else "unknown"
-
-
-def few(names: Sequence[str]) -> str:
-    """The first names, and how many more."""
-    more = len(names) - _FEW_NAMES
-    listed = ", ".join(names[:_FEW_NAMES])
-    return f"{listed} and {more} more" if more > 0 else listed

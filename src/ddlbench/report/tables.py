@@ -10,14 +10,13 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from ddlbench.common.document import write_text
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.document import read_once, write_text
+from ddlbench.common.errors import ConfigError, first_line
 from ddlbench.common.schema import read_yaml
 
 Kind = Literal["text", "integer", "number", "flag", "flag or unknown"]
@@ -136,17 +135,15 @@ def read_table(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
         ConfigError: it cannot be read, or a field is not of its column's kind.
     """
     try:
-        about = path.stat()
-        return _read(path.absolute(), about.st_mtime_ns, about.st_size, tuple(columns)).copy()
+        return _read(path, tuple(columns)).copy()
     except (OSError, ValueError, ArithmeticError) as error:  # pandas' own are ValueErrors
         raise ConfigError(
-            f"{path} cannot be read: {str(error).partition(chr(10))[0]}; make it anew: "
-            "ddlbench report"
+            f"{path} cannot be read: {first_line(error)}; make it anew: ddlbench report"
         ) from None
 
 
-@lru_cache(maxsize=12)  # every figure reads the same tables
-def _read(path: Path, _mtime_ns: int, _size: int, columns: tuple[Column, ...]) -> pd.DataFrame:
+@read_once(12)  # every figure reads the same tables
+def _read(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     unknown = [""] * len(frame)
     return _frame(lambda name: frame.get(name, unknown), columns)

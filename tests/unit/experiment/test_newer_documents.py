@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.experiment.links import InvalidLinks, read_links
+from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.links import read_links
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.profile import InvalidProfile, read_profile
 from ddlbench.experiment.result import InvalidResult, NewerResult, read_result
-from ddlbench.predict.accuracy import InvalidPredictions, read_predictions
-from ddlbench.predict.calibration import InvalidCalibration, calibration_file, read_calibration
-from ddlbench.predict.recommend import InvalidChoice, read_choice
+from ddlbench.predict.accuracy import read_predictions
+from ddlbench.predict.calibration import calibration_file, read_calibration
+from ddlbench.predict.recommend import read_choice
 
 RESULT = project_root() / "benchmarks" / "scale" / "result.json"
 PROFILE = Path(__file__).with_name("profile.json")
@@ -22,11 +23,11 @@ PROFILE = Path(__file__).with_name("profile.json")
 @pytest.mark.parametrize(
     ("read", "error"),
     [
-        (read_links, InvalidLinks),
+        (read_links, ConfigError),
         (read_profile, InvalidProfile),
         (read_result, NewerResult),
-        (read_predictions, InvalidPredictions),
-        (read_choice, InvalidChoice),
+        (read_predictions, ConfigError),
+        (read_choice, ConfigError),
     ],
 )
 def test_a_higher_version_is_of_a_newer_ddlbench(read, error, tmp_path) -> None:
@@ -44,7 +45,7 @@ def test_a_calibration_of_a_higher_version_is_said_too(tmp_path) -> None:
     path = calibration_file("local", tmp_path)
     path.parent.mkdir()
     path.write_text('{"schema_version": 2}')
-    with pytest.raises(InvalidCalibration, match="written by a newer ddlbench"):
+    with pytest.raises(ConfigError, match="written by a newer ddlbench"):
         read_calibration("local", tmp_path)
 
 
@@ -82,9 +83,9 @@ def test_another_version_that_is_not_higher_is_invalid(version, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("read", "error", "cure"),
     [
-        (read_links, InvalidLinks, r"make it anew: snakemake .*--force \S+some.json"),
+        (read_links, ConfigError, r"make it anew: snakemake .*--force \S+some.json"),
         (read_profile, InvalidProfile, r"make it anew: snakemake .*--force \S+some.json"),
-        (read_choice, InvalidChoice, "move the file away to make it anew$"),
+        (read_choice, ConfigError, "move the file away to make it anew$"),
     ],
 )
 def test_a_damaged_file_that_is_not_made_anew_by_itself_says_what_to_do(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddlbench.common.quantities import few
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
-from ddlbench.planning.network_tables import NetworkTraits, named
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.trainable import samples_per_pass, why_not_trained
@@ -141,6 +142,6 @@ def test_a_network_without_a_gradient_is_refused_by_all():
 
 
 def test_names_are_few():
-    assert named(["a"]) == "a"
-    assert named(["a", "b"]) == "a, b"
-    assert named(["a", "b", "c", "d"]) == "a, b and 2 more"
+    assert few(["a"]) == "a"
+    assert few(["a", "b"]) == "a, b"
+    assert few(["a", "b", "c", "d"]) == "a, b and 2 more"

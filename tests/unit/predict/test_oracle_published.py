@@ -18,7 +18,6 @@ from ddlbench.predict.paradl.measured import (
 )
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.workload import (
-    InvalidWorkload,
     Layer,
     load_workload,
     published_file,
@@ -132,12 +131,12 @@ def test_broken_workloads_say_what_is_wrong(tmp_path, change, says):
     path.write_text(
         json.dumps({**published_file("alexnet").to_dict(without_defaults=True), **change})
     )
-    with pytest.raises(InvalidWorkload, match=says):
+    with pytest.raises(ConfigError, match=says):
         load_workload(str(path))
 
 
 def test_unknown_network():
-    with pytest.raises(InvalidWorkload, match="did you mean 'resnet50'"):
+    with pytest.raises(ConfigError, match="did you mean 'resnet50'"):
         load_workload("resnet5")
 
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.calibration import (
     Calibration,
     CalibrationCell,
     Constants,
-    InvalidCalibration,
     calibrate,
     calibrated,
     calibration_file,
@@ -179,5 +179,5 @@ def test_the_file_is_checked(tmp_path):
     assert read_calibration("local", tmp_path) == written
     assert read_calibration("elsewhere", tmp_path) is None
     calibration_file("local", tmp_path).write_text('{"schema_version": 1}')
-    with pytest.raises(InvalidCalibration, match=r"calibration.json"):
+    with pytest.raises(ConfigError, match=r"calibration.json"):
         read_calibration("local", tmp_path)

@@ -12,7 +12,7 @@ from cases.kineto_traces import ALL_REDUCE, COPY, GEMM, TWO_STEPS, kernel, trace
 from ddlbench.common.errors import ConfigError
 from ddlbench.report.traces import kineto_file
 from ddlbench.report.traces.breakdown import break_down, breakdowns_of, trace_files
-from ddlbench.report.traces.kineto_file import InvalidTrace, TraceFile, read_trace
+from ddlbench.report.traces.kineto_file import TraceFile, read_trace
 
 KERNELS = [kernel(GEMM, 0, 10), kernel(ALL_REDUCE, 20, 30, 20), kernel(COPY, 40, 50)]
 TEXT = trace_text(KERNELS)
@@ -104,7 +104,7 @@ def test_a_file_that_is_cut_off_says_so_or_is_refused(tmp_path, kept):
     path = _written(tmp_path, TEXT[:kept])
     try:
         trace = read_trace(path)
-    except InvalidTrace as error:
+    except ConfigError as error:
         assert str(path) in str(error)
     else:
         assert 1 <= len(trace.work) <= 3
@@ -148,7 +148,7 @@ def test_gzip_is_known_by_its_content_and_may_be_cut_off(tmp_path):
 def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(InvalidTrace, match=sentence) as refused:
+    with pytest.raises(ConfigError, match=sentence) as refused:
         read_trace(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -156,7 +156,7 @@ def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, content, sentence
 
 def test_a_trace_with_annotations_only_has_nothing_to_analyse(tmp_path):
     path = write(tmp_path / "a.json", TWO_STEPS[:2])
-    with pytest.raises(InvalidTrace, match="ProfilerActivity"):
+    with pytest.raises(ConfigError, match="ProfilerActivity"):
         break_down([read_trace(path)])
 
 

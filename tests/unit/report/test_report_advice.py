@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.advice import answers
-from ddlbench.predict.recommend import InvalidChoice, answers_dict, write_choice
+from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.report import make_tables
 from ddlbench.report.terminal import advice, advice_lines, answers_at
 
@@ -94,7 +95,7 @@ def test_without_answers_there_is_no_advice(measured, tmp_path):
 def test_answers_of_another_form_are_refused(measured, tmp_path):
     measured({"ddp": 4.0})
     (tmp_path / "tables" / "advice.json").write_text('{"schema_version": 1}')
-    with pytest.raises(InvalidChoice):
+    with pytest.raises(ConfigError):
         advice(tmp_path / "tables")
 
 

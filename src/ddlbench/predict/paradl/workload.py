@@ -148,10 +148,6 @@ class Stack:
 WORKLOAD_VERSION = 1
 
 
-class InvalidWorkload(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A workload file that is missing, truncated, of another version, or inconsistent."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFile(Form):
     """The layers of a network, and the time of one sample on one device."""
@@ -168,7 +164,7 @@ class WorkloadFile(Form):
 
 
 _DOCUMENT = Document(
-    WorkloadFile, WORKLOAD_VERSION, "workload file", InvalidWorkload, instead="correct the file"
+    WorkloadFile, WORKLOAD_VERSION, "workload file", ConfigError, instead="correct the file"
 )
 
 
@@ -222,7 +218,7 @@ def load_workload(name: str, dataset: str = "") -> Workload:
         dataset: distinguishes the two sizes of CosmoFlow ("... 256").
 
     Raises:
-        InvalidWorkload: there is none, or it does not fit the schema.
+        ConfigError: there is none, or it does not fit the schema.
     """
     if name.endswith(".json"):
         return _read(Path(name))
@@ -231,7 +227,7 @@ def load_workload(name: str, dataset: str = "") -> Workload:
     if "256" in dataset and f"{wanted}256" in plain:
         wanted += "256"
     if wanted not in plain:
-        raise InvalidWorkload(
+        raise ConfigError(
             f"there is no workload of {name!r}; write the path of a .json workload file, or a "
             f"published one: {nearest(name, plain.values())}"
         )
@@ -266,15 +262,15 @@ def _workload(file: WorkloadFile) -> Workload:
 def _check_times(file: WorkloadFile, where: str) -> None:
     untimed = [layer.name for layer in file.layers if layer.forward_backward_s_per_sample is None]
     if 0 < len(untimed) < len(file.layers):
-        raise InvalidWorkload(
+        raise ConfigError(
             f"{where}: layer {untimed[0]!r} has no time and others have; time all layers or none"
         )
     if untimed and file.forward_backward_s_per_sample is None:
-        raise InvalidWorkload(
+        raise ConfigError(
             f"{where}: no time; write forward_backward_s_per_sample of the network or of each layer"
         )
     if file.spatial_layers > len(file.layers):
-        raise InvalidWorkload(
+        raise ConfigError(
             f"{where}: spatial_layers is {file.spatial_layers}, the network has "
             f"{len(file.layers)} layers"
         )

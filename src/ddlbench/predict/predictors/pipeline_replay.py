@@ -62,7 +62,7 @@ Lumos, which replay recorded operations).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -70,6 +70,7 @@ from operator import mul
 from pathlib import Path
 from statistics import median
 
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import Pipeline, PipelineRun
 from ddlbench.planning.plan import Plan
@@ -462,9 +463,7 @@ def _factors(
 
 
 def _passes_s(trace: Path, plan: Plan) -> Iterator[tuple[tuple[str, int], float]]:
-    spans: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for kind, stage, seconds in _spans(trace, plan):
-        spans[kind, stage].append(seconds)
+    spans = grouped(((kind, stage), seconds) for kind, stage, seconds in _spans(trace, plan))
     for stage in {stage for _, stage in spans}:
         halves = [spans.get((f"backward_{half}", stage), []) for half in ("input", "weight")]
         if spans.get(("forward", stage)):

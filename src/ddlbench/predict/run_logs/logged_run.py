@@ -7,8 +7,6 @@ need it.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -19,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge
 
 from ddlbench.common.captured_text import uncoloured_lines
+from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Name, Positive
 
@@ -108,11 +107,7 @@ def table_text(runs: Sequence[LoggedRun]) -> str:
     rows = [{name: _cell(getattr(run, name)) for name in COLUMNS} for run in runs]
     needed = _OF_MLPERF if any(run.log == MLPERF for run in runs) else ()
     used = [name for name in COLUMNS if name in needed or any(row[name] != "" for row in rows)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, used, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([used, *([row[name] for name in used] for row in rows)])
 
 
 def _cell(value: Any) -> Any:

@@ -44,19 +44,17 @@ network that it builds then.
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.common.document import UnreadableJson, read_object
+from ddlbench.common.document import UnreadableJson, csv_rows, read_object
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form
 from ddlbench.common.schema import nearest, read_checked, read_yaml
@@ -164,15 +162,14 @@ _ANSWERS = ("gated", "tied_embedding")
 @cache
 def published_shapes() -> dict[str, Shape]:
     """Shapes by name (shapes.csv)."""
-    path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {row.pop("name"): Shape(**_counts(row)) for row in rows}
+    rows = csv_rows(Path(__file__).with_name("shapes.csv"))
+    return {row["name"]: Shape(**_numbers(row)) for row in rows}
 
 
-def _counts(row: Mapping[str, str]) -> dict[str, Any]:
-    """Values of a row; what it leaves empty has its default."""
-    given = {name: int(text) for name, text in row.items() if name != "source" and text}
+def _numbers(row: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a shape in a row of a table; what it leaves empty has its default."""
+    of_table = ("name", "source", "model_type", "parameters")
+    given = {name: int(text) for name, text in row.items() if name not in of_table and text}
     return {name: bool(n) if name in _ANSWERS else n for name, n in given.items()}
 
 
@@ -311,40 +308,13 @@ def layer_forward_operations(
 
 
 PREFIX = "hf:"
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
-    "attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "head_size": ("head_dim",),
-    "feed_forward_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "vocabulary": ("vocab_size",),
-    "sequence_length": (
-        "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length",
-    ),
-    "tied_embedding": ("tie_word_embeddings",),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "active_experts": ("num_experts_per_tok", "num_experts_per_token"),
-}  # fmt: skip
+_KEYS = read_yaml(Path(__file__).with_name("configuration_keys.yaml"))
+NAMES: Mapping[str, Sequence[str]] = _KEYS["fields"]
 """Fields of a shape, and the keys that configurations have for them."""
 _EXPERT_WIDTH = "moe_intermediate_size"
 _MULTI_QUERY = "multi_query"
 """All heads of queries share keys and values."""
-_UNCOUNTED: Mapping[str, str] = {
-    "kv_lora_rank": "keys and values of a lower rank (MLA)",
-    "state_size": "state space layers",
-    "ssm_cfg": "state space layers",
-    "mamba_d_state": "state space layers",
-    "linear_num_key_heads": "linear attention",
-    "shared_expert_intermediate_size": "experts that all tokens share",
-    "n_shared_experts": "experts that all tokens share",
-    "is_encoder_decoder": "an encoder beside its decoder",
-    "image_size": "images to read",
-    "vision_config": "images to read",
-    "audio_config": "sound to read",
-    "mlp_only_layers": "layers without experts",
-    "first_k_dense_replace": "layers without experts",
-}
+_UNCOUNTED: Mapping[str, str] = _KEYS["uncounted"]
 """Keys of networks with parts that :mod:`.decoders` does not count, and what they have."""
 _STEPS = ("decoder_sparse_step", "interleave_moe_layer_step")
 """Keys that say after how many layers the next one has experts."""
@@ -398,7 +368,11 @@ def shape_of(name: str) -> Shape:
 
 def _fields(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a shape; what the configuration leaves out is the model type's."""
-    given = {field: _first(values, keys) for field, keys in NAMES.items()}
+    known = {key: value for key, value in values.items() if value is not None}
+    given = {
+        field: next((known[key] for key in keys if key in known), None)
+        for field, keys in NAMES.items()
+    }
     if _MULTI_QUERY in values and not values.get("new_decoder_architecture"):
         given["key_value_heads"] = 1 if values[_MULTI_QUERY] is True else given["attention_heads"]
     fields = {**usual, **{name: value for name, value in given.items() if value is not None}}
@@ -419,10 +393,6 @@ def _checked(shape: Shape, name: str) -> Shape:
     if shape.active_experts > shape.experts:
         raise ConfigError(f"{name}: {shape.active_experts} of {shape.experts} experts are active")
     return shape
-
-
-def _first(values: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    return next((values[key] for key in keys if values.get(key) is not None), None)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -457,13 +427,5 @@ def _arguments(text: str, name: str) -> dict[str, Any]:
 @cache
 def model_types() -> Mapping[str, Mapping[str, Any]]:
     """Usual fields of a shape by model type (model_types.csv)."""
-    path = Path(str(files("ddlbench.predict.transformer").joinpath("model_types.csv")))
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row["model_type"]: _usual_settings(row) for row in csv.DictReader(file)}
-
-
-def _usual_settings(row: Mapping[str, str]) -> dict[str, Any]:
-    left_out = ("model_type", "parameters")
-    numbers = {key: int(text) for key, text in row.items() if key not in left_out and text}
-    flags = {key: bool(numbers[key]) for key in ("gated", "tied_embedding")}
-    return {**numbers, **flags}
+    rows = csv_rows(Path(__file__).with_name("model_types.csv"))
+    return {row["model_type"]: _numbers(row) for row in rows}

@@ -109,19 +109,12 @@ def decoders_of(shape: Shape, rows: pd.DataFrame, devices_per_node: int) -> Deco
         rows: columns :data:`LAYOUT`.
         devices_per_node: of the cluster.
     """
+    same = ("layers", "hidden_size", "attention_heads", "vocabulary", "sequence_length",
+            "tied_embedding", "gated", "attention_width", "experts", "active_experts")  # fmt: skip
     usual = {
-        "layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "attention_heads": shape.attention_heads,
+        **{name: getattr(shape, name) for name in same},
         "key_value_heads": shape.key_value_heads or shape.attention_heads,
         "feed_forward_size": shape.wide,
-        "vocabulary": shape.vocabulary,
-        "sequence_length": shape.sequence_length,
-        "tied_embedding": shape.tied_embedding,
-        "gated": shape.gated,
-        "attention_width": shape.attention_width,
-        "experts": shape.experts,
-        "active_experts": shape.active_experts,
         "devices_per_node": devices_per_node,
     }
     columns: dict[str, Array] = {

@@ -102,7 +102,7 @@ class _Store:
             value = row[column.name]
             if not _is_known(value):
                 continue
-            name = _name(column.name)
+            name = _NOT_IN_NAMES.sub("_", column.name)[:_LONGEST_NAME]
             if column.name in params:
                 parameters.append(Param(name, _text(value)[:_LONGEST_PARAM]))
             elif column.kind in ("integer", "number"):
@@ -180,10 +180,6 @@ def _is_known(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _name(text: str) -> str:
-    return _NOT_IN_NAMES.sub("_", text)[:_LONGEST_NAME]
 
 
 def _batches(entries: list[Any], most: int) -> Iterator[list[Any]]:

@@ -58,10 +58,6 @@ _NEXT_EVENT = re.compile(r'[}\]]\s*,?\s*(\{\s*"(?:ph|name|cat|pid|tid|ts|args|id
 _LONE_BACKSLASH = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(\\)')
 
 
-class InvalidTrace(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A file that is no trace, or holds nothing that can be analysed."""
-
-
 @dataclass
 class TraceFile:
     """A trace whose events are read once, in the order of the file.
@@ -83,7 +79,7 @@ class TraceFile:
         """All events.
 
         Raises:
-            InvalidTrace: the file is not one of events.
+            ConfigError: the file is not one of events.
             OSError: it cannot be read.
         """
         with self.path.open("rb") as raw:
@@ -101,7 +97,7 @@ class TraceFile:
             return
         if opening != "{":
             begins = shown(text.text[text.at : text.at + 20]) if opening else "nothing"
-            raise InvalidTrace(
+            raise ConfigError(
                 f"{self.path}: a trace is JSON and begins with {{ or [; this file begins with "
                 f"{begins}; name a file that torch.profiler's export_chrome_trace wrote"
             )
@@ -113,7 +109,7 @@ class TraceFile:
             elif not self._describe(text, key):
                 break
         if not self._listed_events:
-            raise InvalidTrace(
+            raise ConfigError(
                 f"{self.path}: no list of traceEvents; name a file that torch.profiler's "
                 "export_chrome_trace wrote"
             )
@@ -216,14 +212,14 @@ class _Window:
             chunk = self._read(_CHUNK)
         except zlib.error as error:
             if not self._characters:
-                raise InvalidTrace(f"{self._path}: not a readable gzip file: {error}") from error
+                raise ConfigError(f"{self._path}: not a readable gzip file: {error}") from error
             chunk = b""  # a tail that is damaged
         self._ended = not chunk
         self.text = self.text[self.at :] + self._decode(chunk, final=self._ended)
         self._characters += len(chunk)
         self.at = 0
         if self._characters > _MOST_CHARACTERS:
-            raise InvalidTrace(f"{self._path}: it unpacks to more than 128 GiB; name a trace")
+            raise ConfigError(f"{self._path}: it unpacks to more than 128 GiB; name a trace")
         return True
 
     def skip(self, pattern: re.Pattern[str]) -> None:
@@ -370,7 +366,7 @@ def read_trace(path: Path, *, exact: bool = False) -> Trace:
         exact: do not round times to microseconds, as HTA does not with HTA_DISABLE_NS_ROUNDING=1.
 
     Raises:
-        InvalidTrace: it is no trace, or has no event with a duration.
+        ConfigError: it is no trace, or has no event with a duration.
         OSError: it cannot be read.
     """
     file, trace = TraceFile(path), Trace(path)
@@ -419,7 +415,7 @@ class _Reader:
         trace = self._trace
         trace.events += 1
         if trace.events > _MOST_EVENTS:
-            raise InvalidTrace(f"{trace.path}: more than {_MOST_EVENTS} events; trace fewer steps")
+            raise ConfigError(f"{trace.path}: more than {_MOST_EVENTS} events; trace fewer steps")
         arguments = event.get("args")
         stream = link = -1
         if type(arguments) is dict and arguments:
@@ -487,7 +483,7 @@ def _describe(trace: Trace, file: TraceFile, reader: _Reader) -> None:
     trace.backend = about["backend"] if isinstance(about.get("backend"), str) else ""
     if not trace.events:
         cut = ", as its tail is cut off" if file.truncated else ""
-        raise InvalidTrace(
+        raise ConfigError(
             f"{trace.path}: no event with a category and a duration{cut}; name a trace that "
             "torch.profiler's export_chrome_trace wrote"
         )

@@ -69,7 +69,7 @@ def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
 
 def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
     """Index of the first block that every device computes whole again."""
-    blocks = _by_block(workload)
+    blocks = workload.layers_by_block
     names = {index: layers[0]["block_name"] for index, layers in blocks.items()}
     if until not in ("head", "auto", *names.values()):
         raise ConfigError(f"until: {until} names no block of the profile of {workload.network}")
@@ -156,7 +156,7 @@ def _flattened(
 
 def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Block]:
     """Blocks before ``end`` with the device's rows, the others whole."""
-    layers = _by_block(workload)
+    layers = workload.layers_by_block
     blocks = []
     for index, block in enumerate(workload.blocks):
         layers_of_block = layers.get(index, [])
@@ -233,7 +233,7 @@ def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
 
 def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list[Block]:
     """Blocks with the device's part of the weights and whole activations."""
-    layers, all_shares = _by_block(workload), split.weight_shares
+    layers, all_shares = workload.layers_by_block, split.weight_shares
     blocks = []
     for index, block in enumerate(workload.blocks):
         layers_of_block = layers.get(index, [])
@@ -263,10 +263,3 @@ def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> fl
     whole = float(prod(shape_of(entry, network)["input"]) * FLOAT32_BYTES)
     replaced = whole if float(entry["saved_bytes_per_sample"]) >= whole else 0.0
     return share * whole - replaced
-
-
-def _by_block(workload: Workload) -> dict[int, list[Mapping[str, Any]]]:
-    layers: dict[int, list[Mapping[str, Any]]] = {}
-    for entry in workload.layer_entries:
-        layers.setdefault(entry["block"], []).append(entry)
-    return layers
