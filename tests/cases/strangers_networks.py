@@ -90,6 +90,13 @@ def hooked_weight(spec):
     return network
 
 
+def masked_weight(spec):
+    network = _small(spec)
+    mask = torch.arange(WIDTH) % 2
+    network[4].weight.register_hook(lambda gradient: gradient * mask)
+    return network
+
+
 def _clamp(weight):
     weight.grad.clamp_(-0.01, 0.01)
 

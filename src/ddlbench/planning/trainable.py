@@ -61,9 +61,9 @@ def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
     if traits.hooked_after and plan.parts > 1:
         return Reason(
             "weights_unsupported",
-            "hooks change the gradient that a pass has accumulated "
-            f"({few(traits.hooked_after)}), and with {plan.cell.strategy} a pass sees a part of "
-            "the batch; leave out register_post_accumulate_grad_hook, or train on one device",
+            f"hooks run on the gradient that a pass has accumulated ({few(traits.hooked_after)}), "
+            f"and with {plan.cell.strategy} a pass sees a part of the batch; mask or scale a "
+            "gradient by register_hook instead, or train on one device",
         )
     if traits.written_by_samples and plan.parts > 1:
         names = few(traits.written_by_samples)

@@ -28,6 +28,7 @@ TRAITS = {
     "whole_number_parameter": {"whole_numbers": ("4.order",)},
     "detached": {"unused": ("2.weight", "2.bias", "4.weight", "4.bias")},
     "hooked_weight": {"hooked": ("4.weight",)},
+    "masked_weight": {"hooked": ("4.weight",)},
     "hooked_after": {"hooked": ("4.weight",), "hooked_after": ("4.weight",)},
     "recomputed": {},
     "recomputed_reentrant": {},
