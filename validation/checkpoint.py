@@ -135,8 +135,9 @@ def kill_a_rank(folder: Path, at: int) -> None:
     workers = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if "ddlbench.runtime.worker" in child.cmdline():
-                workers[int(child.environ()["DDLBENCH_LOCAL_RANK"])] = child.pid
+            name, _, rank = child.name().partition(" ")
+            if name == "rank":
+                workers[int(rank)] = child.pid
     os.kill(workers[max(workers)], signal.SIGKILL)
 
 

@@ -87,14 +87,14 @@ class FaultyCell:
         assert run.poll() is None, run.communicate()[0]
         ranks = self.ranks_of(run)
         self._started += ranks
-        return run, sorted(ranks, key=lambda rank: rank.environ()["DDLBENCH_LOCAL_RANK"])
+        return run, sorted(ranks, key=psutil.Process.name)
 
     def ranks_of(self, run: subprocess.Popen[str]) -> list[psutil.Process]:
         """The workers that a supervisor has started so far."""
         workers = []
         for process in psutil.Process(run.pid).children(recursive=True):
             with suppress(psutil.Error):  # gone since
-                if "ddlbench.runtime.worker" in " ".join(process.cmdline()):
+                if process.name().startswith("rank "):
                     workers.append(process)
         return workers
 

@@ -161,6 +161,17 @@ class Listeners(threading.Thread):
                 }
 
 
+def running_ranks() -> dict[int, psutil.Process]:
+    """Rank -> its process, of the cells under this process."""
+    ranks = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            name, _, rank = process.name().partition(" ")
+            if name == "rank" and process.status() != psutil.STATUS_ZOMBIE:
+                ranks[int(rank)] = process
+    return ranks
+
+
 def running(word: str = "-m ddlbench") -> list[psutil.Process]:
     """Processes under this one whose command has a word."""
     processes = []

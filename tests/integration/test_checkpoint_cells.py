@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -12,9 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from local_cells import local_site
+from local_cells import local_site, running_ranks
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
@@ -57,25 +55,16 @@ class Killer(threading.Thread):
         self.done = False
 
     def run(self) -> None:
-        victim: psutil.Process | None = None
+        victim = None
         while not self.stop.is_set():
             reached = read_journal(journal_file(self.folder))
             if reached is not None and victim is None:
-                victim = self._victim()
+                victim = running_ranks().get(self.rank)
             elif reached is not None and victim is not None and reached.steps >= self.at:
                 os.kill(victim.pid, signal.SIGKILL)
                 self.done = True
                 return
             time.sleep(0.0005)
-
-    def _victim(self) -> psutil.Process | None:
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if "ddlbench.runtime.worker" in child.cmdline() and (
-                    child.environ()["DDLBENCH_LOCAL_RANK"] == str(self.rank)
-                ):
-                    return child
-        return None
 
 
 def kill_at(cell, site, folder, staging, *, rank, at) -> None:

@@ -62,6 +62,14 @@ def guard_is_killed(faulty, run, ranks):
     assert faulty.failure() == ("rank 0 ended without a report: signal 9 (SIGKILL) ended its guard")
 
 
+def starter_is_killed(faulty, run, ranks):
+    """The process that forked both ranks and their guards."""
+    ranks[0].parent().parent().kill()
+    faulty.wait_until_gone(ranks)
+    assert run.wait(60) == 1
+    assert faulty.failure() == ("rank 0 ended without a report: signal 9 (SIGKILL) ended its guard")
+
+
 def node_reboots(faulty, run, ranks):
     """Its processes are gone, its boot is another one, its last heartbeat is old."""
     for process in (run, *ranks):
@@ -81,6 +89,7 @@ FAULTS = (
         "not run",
     ),
     (guard_is_killed, "the guard of a rank killed (-9)", "failed: the rank is named"),
+    (starter_is_killed, "the starter of the ranks killed (-9)", "failed: a rank is named"),
     (node_reboots, "the node reboots in the middle of a cell", "not run"),
 )
 

@@ -31,7 +31,7 @@ def measure(cell, site, tmp_path, **site_changes):
 
 
 def nobody_is_left() -> bool:
-    return not running("-m ddlbench.runtime.worker")
+    return not running()
 
 
 @pytest.mark.parametrize(

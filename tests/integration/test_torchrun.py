@@ -8,10 +8,19 @@ from threading import Thread
 
 import psutil
 import pytest
-from local_cells import DDP, HOROVOD, PARAMETER_SERVER, local_site, odd_cell, run_one, running
+from local_cells import (
+    DDP,
+    HOROVOD,
+    PARAMETER_SERVER,
+    local_site,
+    odd_cell,
+    run_one,
+    running,
+    running_ranks,
+)
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.runtime.launch import rendezvous_address
+from ddlbench.runtime.addresses import rendezvous_address
 from ddlbench.runtime.supervise import CellFailed
 
 TORCHRUN = {"starter": "torchrun"}
@@ -45,10 +54,10 @@ def test_a_killed_rank_ends_all_others_and_is_a_failure(tmp_path):
         seen: set[psutil.Process] = set()  # noqa: RUF012
 
         def run(self) -> None:
-            while len(ranks := running("-m ddlbench.runtime.worker")) < 2:
+            while len(ranks := running_ranks()) < 2:
                 self.seen.update(running())
             self.seen.update(running())
-            os.kill(max(ranks, key=lambda rank: rank.environ()["RANK"]).pid, signal.SIGKILL)
+            os.kill(ranks[1].pid, signal.SIGKILL)
 
     killer = Killer(daemon=True)
     killer.start()

@@ -260,8 +260,9 @@ def _workers() -> dict[int, int]:
     processes = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, KeyError):
-            if "ddlbench.runtime.worker" in child.cmdline() and child.status() != "zombie":
-                processes[int(child.environ()["DDLBENCH_LOCAL_RANK"])] = child.pid
+            name, _, rank = child.name().partition(" ")
+            if name == "rank" and child.status() != "zombie":
+                processes[int(rank)] = child.pid
     return processes
 
 

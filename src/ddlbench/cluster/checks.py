@@ -47,7 +47,8 @@ from ddlbench.planning.budget import (
     request,
     timeouts_within,
 )
-from ddlbench.runtime.launch import address_of, visible_devices
+from ddlbench.runtime.addresses import address_of
+from ddlbench.runtime.launch import visible_devices
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError, ask
 from ddlbench.slurm.partition_limits import partition_limits

@@ -38,7 +38,8 @@ from torch import distributed as dist
 
 from ddlbench.interconnect.time_plan import LIMIT, buffer_bytes, message_sizes
 from ddlbench.planning.plan import Process
-from ddlbench.runtime.launch import own_devices, use_interface
+from ddlbench.runtime.addresses import use_interface
+from ddlbench.runtime.launch import own_devices
 from ddlbench.runtime.rank_job import RankContext
 
 _FUSED_TENSORS = 4

@@ -88,7 +88,8 @@ from ddlbench.interconnect.collectives import (
 from ddlbench.interconnect.time_plan import COMPUTE_S, message_sizes
 from ddlbench.networks.emulated import occupy
 from ddlbench.planning.plan import Process
-from ddlbench.runtime.launch import SECRET, address_of, as_own_host, is_shared
+from ddlbench.runtime.addresses import address_of
+from ddlbench.runtime.launch import SECRET, as_own_host, is_shared
 from ddlbench.runtime.rank_guard import end_with_parent
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
 from ddlbench.strategies.horovod.executor import join_rendezvous, set_place

@@ -34,15 +34,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.launch import (
-    Launch,
-    LocalLaunch,
-    Step,
-    launch,
-    listen,
-    rendezvous_address,
-    visible_devices,
-)
+from ddlbench.runtime.addresses import listen, rendezvous_address
+from ddlbench.runtime.launch import Launch, LocalLaunch, Step, launch, visible_devices
 from ddlbench.runtime.torchrun import TorchrunLaunch
 from ddlbench.runtime.watchdog import phase_in
 

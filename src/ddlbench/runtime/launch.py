@@ -3,6 +3,7 @@
 They start on this machine, or with srun on the nodes of a job::
 
     plain              python -m module ...
+    several on a node  python -m ddlbench.runtime.node_starter ... forks them (CPUs of this machine)
     setup commands     bash -c 'module load CUDA/12.4 && exec "$@"' ddlbench python -m module ...
     container          ... apptainer exec --nv image.sif python3 -m module ...
 
@@ -31,6 +32,7 @@ sockets, as between nodes without a faster network. This cannot test peer access
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import secrets
@@ -40,17 +42,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-import psutil
-
-from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
+from ddlbench.runtime.addresses import keep_port
 
 if TYPE_CHECKING:
     import torch
@@ -178,125 +179,11 @@ def as_own_host(rank: int) -> None:
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
 
 
-def address_of(interface: str | None) -> str:
-    """IPv4 address of ``interface``; if None, the address that the host's own name resolves to.
-
-    The name may resolve to nothing, or to loopback as in many clusters' /etc/hosts, which no other
-    node can reach. Then this is the address of the first interface that is up.
-
-    Raises:
-        ConfigError: there is no such interface, or it has no address.
-    """
-    if interface is None:
-        address = _resolved()
-        return address if address is not None else _first_up()[1]
-    addresses = psutil.net_if_addrs()
-    if interface not in addresses:
-        raise ConfigError(
-            f"{socket.gethostname()} has no network interface {interface!r}; "
-            f"it has {', '.join(sorted(addresses))}: set 'interface' in the site file"
-        )
-    for entry in addresses[interface]:
-        if entry.family == socket.AF_INET:
-            return entry.address
-    raise ConfigError(
-        f"interface {interface!r} of {socket.gethostname()} has no IPv4 address, which ranks "
-        "need to meet; set 'interface' in the site file to one that has"
-    )
-
-
-def interface_to_use(interface: str | None) -> str | None:
-    """The interface to name to communication libraries; None if they need none.
-
-    Without a name they look up the host's name themselves. If that name does not resolve to an
-    address that others reach, this is the first interface that is up.
-    """
-    if interface is not None or _resolved() is not None:
-        return interface
-    return _first_up()[0]
-
-
-def use_interface(wanted: str | None) -> str | None:
-    """Set :func:`interface_to_use` for gloo and NCCL of this process, and return it."""
-    interface = interface_to_use(wanted)
-    if interface is not None:
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
-    return interface
-
-
-def _resolved() -> str | None:
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return None
-    return None if address.startswith("127.") else address
-
-
-def _first_up() -> tuple[str, str]:
-    """Name and address of the first interface that is up; loopback only if there is no other."""
-    states = psutil.net_if_stats()
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            up = states[name].isup if name in states else False
-            if entry.family == socket.AF_INET and up and not entry.address.startswith("127."):
-                return name, entry.address
-    return "lo", "127.0.0.1"
-
-
-def rendezvous_address(site: Site, nodes: int) -> tuple[str, str | None]:
-    """Address at which all processes of a job reach this node, and the interface they use.
-
-    Raises:
-        ConfigError: the job has several nodes, and others cannot reach this one.
-    """
-    if site.launcher == "local":
-        return "127.0.0.1", "lo"
-    address = address_of(site.interface)
-    if nodes > 1 and address.startswith("127."):
-        raise ConfigError(
-            f"{socket.gethostname()} has no IPv4 address that other nodes could reach; set "
-            "'interface' in the site file to a network interface that has one"
-        )
-    return address, site.interface
-
-
 # Environment variable with the file number of the rendezvous socket that rank 0 inherits.
 LISTEN_FD = "DDLBENCH_LISTEN_FD"
 # Environment variable, which only this user's processes can read, with a text that is made anew for
 # every launch. Whoever does not know it is none of its ranks.
 SECRET = "DDLBENCH_SECRET"
-
-
-def listen(address: str, port: int = 0) -> socket.socket:
-    """An inheritable socket that listens on a port, by default a free one, of ``address``."""
-    # Without it a port that ``keep_port`` keeps could not be taken over.
-    reuse_port = hasattr(socket, "SO_REUSEPORT")
-    listener = socket.create_server((address, port), backlog=128, reuse_port=reuse_port)
-    listener.set_inheritable(True)
-    return listener
-
-
-def free_port(address: str) -> int:
-    """A port of ``address`` that nobody listens on now."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def keep_port(listener: socket.socket) -> socket.socket | None:
-    """A socket that keeps the port of ``listener``, which is closed, until it is closed itself.
-
-    It does not listen. Only a process of the same user can ``listen`` on the port meanwhile, so
-    neither a stranger nor an outgoing connection takes it before rank 0 does. None where the system
-    cannot share a port.
-    """
-    kept = None
-    if hasattr(socket, "SO_REUSEPORT"):
-        kept = socket.socket()
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(listener.getsockname())
-    listener.close()
-    return kept
 
 
 @dataclass(frozen=True)
@@ -310,6 +197,7 @@ class Step:
     threads: int  # CPU threads of one device
     interface: str | None  # network interface
     variables: Mapping[str, str] = field(default_factory=dict)  # environment of every process
+    starter: tuple[str, ...] = ()  # forks the processes of a node, see node_starter.py
 
     @property
     def per_node(self) -> int:
@@ -358,6 +246,36 @@ def worker_environment(step: Step) -> dict[str, str]:
     return values
 
 
+_FORK_MARK = "\x1eddlbench-fork "
+
+
+def fork_line(rank: int, pid: int, code: int | None = None) -> str:
+    """What a starter prints of the guard of ``rank``: that it began, or how it ended."""
+    return _FORK_MARK + json.dumps([rank, pid, code])
+
+
+class _Child(Protocol):
+    """A process that leads a session of its own."""
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 if it does not run yet."""
+
+    def poll(self) -> int | None:
+        """Its exit status, or the negative number of the signal that ended it."""
+
+
+@dataclass
+class _Fork:
+    """The guard of a rank, which a starter forks."""
+
+    pid: int = 0
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+
 _GRACE_S = 5.0
 
 
@@ -369,7 +287,7 @@ class Launch:
 
     def __init__(self, port: socket.socket | None = None) -> None:
         self._port = port
-        self._children: list[subprocess.Popen[str]] = []
+        self._children: list[_Child] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._open = 0
 
@@ -379,8 +297,12 @@ class Launch:
         environment: Mapping[str, str],
         prefix: str = "",
         handed_over: Sequence[int] = (),
-    ) -> None:
-        """Start a child that inherits the files ``handed_over``; ``prefix`` begins its lines."""
+        forks: Mapping[int, _Fork] = MappingProxyType({}),
+    ) -> subprocess.Popen[str]:
+        """Start a child that inherits the files ``handed_over``; ``prefix`` begins its lines.
+
+        ``forks`` are the guards that it starts, by their ranks.
+        """
         with _ignored(signal.SIGUSR1):
             child = subprocess.Popen(
                 command,
@@ -394,13 +316,26 @@ class Launch:
                 start_new_session=True,
             )
         self._children.append(child)
-        self._open += 1
-        threading.Thread(target=self._read, args=(child, prefix), daemon=True).start()
-
-    def _read(self, child: subprocess.Popen[str], prefix: str) -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            self._lines.put(prefix + line.rstrip("\n"))
+        self._read_lines(child.stdout, prefix, forks)
+        return child
+
+    def _read_lines(
+        self, output: IO[str], prefix: str, forks: Mapping[int, _Fork] = MappingProxyType({})
+    ) -> None:
+        self._open += 1
+        threading.Thread(target=self._read, args=(output, prefix, forks), daemon=True).start()
+
+    def _read(self, output: IO[str], prefix: str, forks: Mapping[int, _Fork]) -> None:
+        for line in output:
+            if forks and line.startswith(_FORK_MARK):
+                rank, pid, code = json.loads(line.removeprefix(_FORK_MARK))
+                forks[rank].pid, forks[rank].code = pid, code
+            else:
+                self._lines.put(prefix + line.rstrip("\n"))
+        for fork in forks.values():  # guards end with their starter, if they began
+            if fork.code is None:
+                fork.code = -signal.SIGKILL if fork.pid else 1
         self._lines.put(None)
 
     def lines(self, deadline: float) -> Iterator[str | None]:
@@ -421,10 +356,6 @@ class Launch:
             else:
                 yield line
 
-    def wait(self) -> int:
-        """Exit status of the last child, once it has ended."""
-        return self._children[-1].wait()
-
     def has_failed(self) -> bool:
         return any(child.poll() for child in self._children)
 
@@ -434,23 +365,28 @@ class Launch:
 
     def dump_stacks(self) -> None:
         """Have every rank print its stacks; the guards, and srun, pass the signal on."""
-        for child in self._children:
-            if child.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.send_signal(signal.SIGUSR1)
+        for child in self._running():
+            _send(os.kill, child, signal.SIGUSR1)
 
     def stop(self) -> None:
         """End every child and its process group: first SIGTERM, then SIGKILL; free the port."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            running = [child for child in self._children if child.poll() is None]
-            for child in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, number)
+            for child in self._running():
+                _send(os.killpg, child, number)
             limit = time.monotonic() + _GRACE_S
-            while any(child.poll() is None for child in running) and time.monotonic() < limit:
+            while self._running() and time.monotonic() < limit:
                 time.sleep(0.05)
         if self._port is not None:
             self._port.close()
+
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children if child.poll() is None]
+
+
+def _send(kill: Callable[[int, int], None], child: _Child, number: int) -> None:
+    if child.pid:
+        with contextlib.suppress(ProcessLookupError):
+            kill(child.pid, number)
 
 
 @contextlib.contextmanager
@@ -471,7 +407,7 @@ def _ignored(number: signal.Signals) -> Iterator[None]:
 
 
 class LocalLaunch(Launch):
-    """Each rank as a child of this process.
+    """Each rank as a child of this process, or of the starter of its node.
 
     Args:
         step: what to start.
@@ -483,24 +419,68 @@ class LocalLaunch(Launch):
         self, step: Step, listener: socket.socket | None = None, place: Place | None = None
     ) -> None:
         super().__init__()
+        self._guards: dict[int, _Child] = {}
         shared = worker_environment(step)
+        together: dict[Any, list[Process]] = {}
         for process in step.processes:
-            command = list(step.command)
-            environment = {**shared, **identity_variables(process)}
-            handed_over: tuple[int, ...] = ()
-            if place is not None:
-                command = place.command(process, command)
-                environment.update(place.environment(process))
-            if process.rank == 0 and listener is not None:
-                handed_over = (listener.fileno(),)
-                environment[LISTEN_FD] = str(listener.fileno())
-            files = map(str, handed_over)  # which a guard hands on
-            self.start([*command, *files], environment, f"[{process.rank}] ", handed_over)
-        self._ranks = [process.rank for process in step.processes]
+            together.setdefault(_where(process, place), []).append(process)
+        for (prefix, variables), processes in together.items():
+            environment = {**shared, **dict(variables)}
+            if step.starter and len(processes) > 1:
+                ranks = [process.rank for process in processes]
+                self._fork([*prefix, *step.starter], environment, ranks, listener)
+                continue
+            for process in processes:
+                self._start([*prefix, *step.command], environment, process, listener)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        process: Process,
+        listener: socket.socket | None,
+    ) -> None:
+        environment = {**environment, **identity_variables(process)}
+        handed_over: tuple[int, ...] = ()
+        if process.rank == 0 and listener is not None:
+            handed_over = (listener.fileno(),)
+            environment[LISTEN_FD] = str(listener.fileno())
+        files = map(str, handed_over)  # which a guard hands on
+        guard = self.start([*command, *files], environment, f"[{process.rank}] ", handed_over)
+        self._guards[process.rank] = guard
+
+    def _fork(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        ranks: Sequence[int],
+        listener: socket.socket | None,
+    ) -> None:
+        pipes = {rank: os.pipe() for rank in ranks}
+        forks = {rank: _Fork() for rank in ranks}
+        listens = "-" if listener is None else str(listener.fileno())
+        words = [f"{rank}:{write}" for rank, (_, write) in pipes.items()]
+        files = [write for _, write in pipes.values()]
+        handed_over = files if listener is None else [*files, listener.fileno()]
+        self.start([*command, listens, *words], environment, handed_over=handed_over, forks=forks)
+        for rank, (read, write) in pipes.items():
+            os.close(write)
+            self._read_lines(os.fdopen(read, errors="replace"), f"[{rank}] ")
+        self._children += forks.values()
+        self._guards.update(forks)
 
     def killed(self) -> dict[int, int]:
-        codes = zip(self._ranks, (child.poll() for child in self._children), strict=True)
+        codes = ((rank, child.poll()) for rank, child in self._guards.items())
         return {rank: -code for rank, code in codes if code is not None and code < 0}
+
+
+def _where(
+    process: Process, place: Place | None
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The beginning of a process's command, and its environment, in a place."""
+    if place is None:
+        return (), ()
+    return tuple(place.command(process, ())), tuple(sorted(place.environment(process).items()))
 
 
 class SrunLaunch(Launch):

@@ -23,28 +23,53 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 from ddlbench.runtime.pauses import PauseMeter, state_of
 
 _DUMP_S = 1.0
 
 
+class Child(Protocol):
+    """A rank that was started: a ``Popen``, or a fork of this process."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    def wait(self) -> int:
+        """Its exit status once it has ended; the negative number of the signal that ended it."""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+
+
 def main(job_path: str, *files: str) -> int:
     """Run the rank and return its exit status; it inherits the files of these numbers."""
+    return guard(job_path, partial(_start, job_path, [int(number) for number in files]))
+
+
+def _start(job_path: str, files: list[int]) -> Child:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
+        stdin=subprocess.DEVNULL,
+        pass_fds=files,
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs here
+    )
+
+
+def guard(job_path: str, start: Callable[[], Child]) -> int:
+    """Start a rank, guard it until it ends, and return its exit status."""
     end_with_parent()
     # Until the rank dumps its stacks on it, the signal would end guard or rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before = _oom_kills()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
-        stdin=subprocess.DEVNULL,
-        pass_fds=[int(number) for number in files],
-        preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs here
-    )
+    child = start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: child.send_signal(received))
     signal.signal(signal.SIGUSR1, lambda _received, _frame: _dump(job_path, child))
@@ -65,7 +90,7 @@ def _rank_ending() -> ModuleType:
     return module
 
 
-def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
+def _dump(job_path: str, child: Child) -> None:
     """Have the rank dump its stacks into a file, and print that file."""
     # In one piece: srun would label every small write of the rank as a line of its own.
     child.send_signal(signal.SIGUSR1)
@@ -106,8 +131,14 @@ def _kills_in(path: Path) -> int | None:
     return None
 
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _STDOUT = 1
+
+
+def name_process(name: str) -> None:
+    """Have `ps` and `top` show this process by a name of at most 15 characters, on Linux."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), *map(ctypes.c_ulong, (0, 0, 0)))
 
 
 def end_with_parent() -> None:

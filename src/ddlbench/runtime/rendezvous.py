@@ -31,7 +31,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddlbench.runtime.launch import LISTEN_FD, listen
+from ddlbench.runtime.addresses import listen
+from ddlbench.runtime.launch import LISTEN_FD
 from ddlbench.runtime.rank_report import CountedBytes
 
 _POLL_S = 0.01

@@ -117,7 +117,7 @@ def _on_every_node(action: str, cell: Cell, site: Site, cell_folder: Path) -> li
 def _run_step(command: list[str], limit_s: float) -> tuple[str, str]:
     """Run srun and show what it prints; returns its output and how it ended."""
     step, lines, deadline = Launch(), [], time.monotonic() + limit_s
-    step.start(command, os.environ)
+    srun = step.start(command, os.environ)
     try:
         for line in step.lines(deadline):
             if line is not None:
@@ -125,7 +125,7 @@ def _run_step(command: list[str], limit_s: float) -> tuple[str, str]:
                 print(line, file=sys.stderr, flush=True)
             if time.monotonic() >= deadline:
                 return "\n".join(lines), f"{_LATE} within stage_timeout_s, {limit_s:g} s"
-        return "\n".join(lines), f"srun ended with {step.wait()}"
+        return "\n".join(lines), f"srun ended with {srun.wait()}"
     finally:
         step.stop()
 

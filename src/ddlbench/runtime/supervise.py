@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -335,6 +336,7 @@ def _launch_and_watch(
         threads=cell.threads_per_device,
         interface=rendezvous.interface,
         variables=device_variables(site),
+        starter=_starter(site, str(job_path)),
     )
     return watch(
         fabric.launch(step, rendezvous),
@@ -344,6 +346,16 @@ def _launch_and_watch(
         timeout_s=site.cell_timeout_s,
         hang_timeout_s=site.hang_timeout_s,
     )
+
+
+def _starter(site: Site, job_path: str) -> tuple[str, ...]:
+    """The command that forks the ranks of a node; none where forks may fail.
+
+    CUDA was not tried with them, and a container may number its processes in its own way.
+    """
+    if site.device != "cpu" or site.container is not None or not sys.platform.startswith("linux"):
+        return ()
+    return tuple(python_command(site, "-m", "ddlbench.runtime.node_starter", job_path))
 
 
 def _read_reports(plan: StrategyPlan, run_dir: Path) -> list[RankReport | RankFailure]:

@@ -33,11 +33,10 @@ from typing import Any
 import psutil
 
 from ddlbench.experiment.site import Site
+from ddlbench.runtime.addresses import free_port, keep_port
 from ddlbench.runtime.launch import (
     Launch,
     Step,
-    free_port,
-    keep_port,
     own_node,
     python_command,
     srun_command,

@@ -47,6 +47,7 @@ from ddlbench.experiment.status import Reason, Status
 from ddlbench.networks import build
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import too_few_steps
+from ddlbench.runtime.addresses import address_of, use_interface
 from ddlbench.runtime.checkpoint.rank import (
     RefusedCheckpoint,
     open_checkpoints,
@@ -61,15 +62,7 @@ from ddlbench.runtime.environment import (
 )
 from ddlbench.runtime.initial_state import check_settings, initial_state, replayed_losses
 from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
-from ddlbench.runtime.launch import (
-    SECRET,
-    address_of,
-    gpu_models,
-    own_cores,
-    own_devices,
-    own_process,
-    use_interface,
-)
+from ddlbench.runtime.launch import SECRET, gpu_models, own_cores, own_devices, own_process
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
     cpu_peak_bytes,
@@ -79,6 +72,7 @@ from ddlbench.runtime.meters import (
     restart_peaks,
 )
 from ddlbench.runtime.pauses import MeasuredTimes
+from ddlbench.runtime.rank_guard import name_process
 from ddlbench.runtime.rank_report import (
     CompileCost,
     RankFailure,
@@ -100,6 +94,7 @@ from ddlbench.runtime.watchdog import Reporter
 from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
 from ddlbench.strategies.training import apply_torch_settings, with_precision
 
+_BEGAN_S = psutil.Process().create_time()  # of the process that imported this for its forks
 TRIAL_STEPS = 3
 _COMPILERS = ("gcc", "clang", "cc")  # that Triton looks for
 
@@ -110,6 +105,7 @@ def main(job_path: str) -> NoReturn:
     job = Job.load(Path(job_path))
     process = own_process(job.plan.processes)
     report_path = report_file(job.run_dir, process.rank)
+    name_process(f"rank {process.rank}")
     stacks = stacks_file(job.run_dir, process.rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     use_short_socket_folder()
@@ -196,7 +192,7 @@ class _Rank:
         before_s = self._probe("before")
         executor.prepare(job.plan, self.process, network, stream, context)
         offsets = clock_offsets(self.store, self.rank, self.world_size)
-        prepare_s = time.time() - psutil.Process().create_time()
+        prepare_s = time.time() - _BEGAN_S
         compiled = compile_ahead(executor, context, cell, sign=self.rank == 0)
         peaks_before: list[int] = []
 

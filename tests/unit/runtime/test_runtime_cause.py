@@ -5,7 +5,7 @@ import socket
 import pytest
 from cases.rank_reports import rank_failure
 
-from ddlbench.runtime.launch import address_of, interface_to_use
+from ddlbench.runtime.addresses import address_of, interface_to_use
 from ddlbench.runtime.rank_report import cause_of
 
 

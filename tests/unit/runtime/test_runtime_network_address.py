@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ddlbench.runtime.launch import keep_port, listen
+from ddlbench.runtime.addresses import keep_port, listen
 
 HOST = "127.0.0.1"
 

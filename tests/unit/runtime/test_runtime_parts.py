@@ -17,7 +17,7 @@ from torch import nn
 from ddlbench.datasets.loader import EpochStream
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Loss
-from ddlbench.runtime.launch import address_of
+from ddlbench.runtime.addresses import address_of
 from ddlbench.runtime.meters import LiveTensors
 from ddlbench.runtime.rank_report import as_written, classify, divergence, loss_summary
 from ddlbench.runtime.result import rounds_note, steps_csv, timing_of

@@ -10,12 +10,7 @@ import torch
 
 import ddlbench
 from ddlbench.planning.plan import Process
-from ddlbench.runtime.launch import (
-    gpu_models,
-    identity_variables,
-    own_devices,
-    own_process,
-)
+from ddlbench.runtime.launch import gpu_models, identity_variables, own_devices, own_process
 
 
 def process(*devices: int) -> Process:

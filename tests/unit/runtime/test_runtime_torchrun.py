@@ -13,7 +13,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, load_site
 from ddlbench.planning.planner import make_plan
-from ddlbench.runtime.launch import Step, listen, own_process, python_command
+from ddlbench.runtime.addresses import listen
+from ddlbench.runtime.launch import Step, own_process, python_command
 from ddlbench.runtime.torchrun import TorchrunLaunch, torchrun_options
 
 EXAMPLE = load_site("slurm-example", as_example=True)

@@ -1,0 +1,130 @@
+"""Starts the ranks of a node as forks of one process, so that torch is imported once for all.
+
+A rank takes 1.5 s of a core to import torch, and one more for its compiler, which DDP, FSDP and
+torchvision import. On a machine of few cores the ranks of a cell would wait for each other::
+
+    supervisor -- starter   imports torch, its compiler, the executor, a built-in network
+                    |-- fork -> guard 0 -- fork -> rank 0     output: a pipe to the supervisor
+                    '-- fork -> guard 1 -- fork -> rank 1     output: another
+                  prints the process of each guard, and later its exit status
+
+A guard leads a session, as one that the supervisor starts itself. The starter ends with the
+supervisor, and its guards end with it (``rank_guard.py``).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import NoReturn
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.registry import NETWORKS, load
+from ddlbench.experiment.site import Accelerator
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.runtime import worker
+from ddlbench.runtime.job import Job
+from ddlbench.runtime.launch import LISTEN_FD, fork_line, identity_variables
+from ddlbench.runtime.rank_guard import end_with_parent, guard, name_process
+
+
+class Fork:
+    """A fork of this process, which calls ``work``."""
+
+    def __init__(self, work: Callable[[], NoReturn]) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            work()
+
+    def wait(self) -> int:
+        """Its exit status, or the negative number of the signal that ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+
+def main(job_path: str, listener: str, *outputs: str) -> int:
+    """Start ranks, and return 0 when all have ended.
+
+    Args:
+        job_path: of the cell.
+        listener: number of the file of the rendezvous, which rank 0 gets; "-" without one.
+        outputs: rank and number of the file of its output, as ``3:7``.
+    """
+    end_with_parent()
+    job = Job.load(Path(job_path))
+    _import_parts(job.plan.cell)
+    # It ends after its guards, which the supervisor ends.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    gc.freeze()  # else a rank's first collection would copy all pages
+    files = {int(rank): int(file) for rank, file in (entry.split(":") for entry in outputs)}
+    listens = None if listener == "-" else int(listener)
+    guards = {}
+    for process in job.plan.processes:
+        if process.rank in files:
+            fork = Fork(partial(_be_guard, job_path, process, files, listens))
+            guards[fork.pid] = process.rank
+            print(fork_line(process.rank, fork.pid), flush=True)
+    _close(files.values(), listens)
+    while guards:
+        pid, status = os.wait()
+        print(fork_line(guards.pop(pid), pid, os.waitstatus_to_exitcode(status)), flush=True)
+    return 0
+
+
+def _import_parts(cell: Cell) -> None:
+    """Import what ranks would; a user's network is left to them, as it may do more."""
+    with suppress(Exception):  # a rank meets the error again, and reports it
+        importlib.import_module("torch._dynamo")  # for DDP, FSDP, torchvision, shapes of stages
+        resolve_name(strategy_of(cell.strategy).executor)
+        if cell.network in NETWORKS.built_in and Accelerator.of_this_process() is None:
+            load(NETWORKS.group, cell.network)
+
+
+def _close(files: Iterable[int], listens: int | None) -> None:
+    for file in (*files, *([] if listens is None else [listens])):
+        os.close(file)
+
+
+def _be_guard(
+    job_path: str, process: Process, files: Mapping[int, int], listens: int | None
+) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(files[process.rank], output.fileno())
+        if process.rank == 0 and listens is not None:
+            os.environ[LISTEN_FD], listens = str(listens), None
+        _close(files.values(), listens)
+        os.environ.update(identity_variables(process))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        name_process(f"guard {process.rank}")
+        code = guard(job_path, lambda: Fork(partial(_be_rank, job_path)))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _be_rank(job_path: str) -> NoReturn:
+    end_with_parent()
+    worker.main(job_path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
