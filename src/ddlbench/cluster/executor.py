@@ -189,6 +189,17 @@ class SlurmExecutor(plugin.Executor):
         files.note_queued()
         super().report_job_submission(job_info, register_job=register_job)
 
+    def format_job_exec(self, job: JobExecutorInterface) -> str:
+        """The command of a job; one that starts its steps itself needs no Snakemake around it.
+
+        The plugin lets each job start a Snakemake that starts another one with srun, or, for such
+        a job, without: two seconds on two cores, and much longer on a slow network file system.
+        """
+        command = str(super().format_job_exec(job))
+        if not job.is_group() and "mpi" in job.resources.keys():  # noqa: SIM118
+            command = command.replace(self.additional_general_args(), "", 1)
+        return command
+
     # The site file gives account and partition, or SLURM's own defaults hold: nothing is guessed.
 
     def get_account_arg(self, job: JobExecutorInterface) -> Iterator[str]:

@@ -226,11 +226,33 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
         return LocalLaunch(step, listener)
 
 
+_OF_SLURM = ("SLURM_", "SRUN_", "SBATCH_")
+_OF_THE_JOB = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        *("CONF", "CLUSTER_NAME", "JOB_ID", "JOBID", "ARRAY_JOB_ID", "ARRAY_TASK_ID"),
+        *("SUBMIT_DIR", "SUBMIT_HOST"),
+    )
+)
+
+
+def job_environment() -> dict[str, str]:
+    """This process's environment, without what a batch script's step has: srun reads options there.
+
+    For example SLURM_TRES_PER_TASK contradicts --cpus-per-task.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OF_SLURM) or name in _OF_THE_JOB
+    }
+
+
 def worker_environment(step: Step) -> dict[str, str]:
     """The environment of every worker, without its rank's own variables."""
     threads = str(step.threads)
     values = {
-        **os.environ,
+        **job_environment(),
         **step.variables,
         # Numerical libraries read the thread counts when they are loaded.
         "OMP_NUM_THREADS": threads,

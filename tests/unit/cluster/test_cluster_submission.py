@@ -199,3 +199,20 @@ def test_snakemake_takes_this_executor(monkeypatch):
     install()  # twice does no harm
     assert registered.executor is SlurmExecutor
     assert plugin.get_max_array_size() == 1000  # a site without arrays is fine
+
+
+@pytest.mark.parametrize(
+    ("resources", "snakemakes"),
+    [pytest.param({"mpi": "srun"}, 1, id="starts its steps"), pytest.param({}, 2, id="one task")],
+)
+def test_a_job_that_starts_its_steps_itself_runs_one_snakemake(
+    resources, snakemakes, executor, cell_folder, monkeypatch
+):
+    def command(self, job):
+        return f"python -m snakemake {job.name} {self.additional_general_args()} --mode remote"
+
+    monkeypatch.setattr(plugin.Executor, "format_job_exec", command)
+    text = executor.format_job_exec(RuleJob("cell", cell_folder, **resources))
+    assert text.startswith("python -m snakemake cell ")
+    assert text.endswith(" --mode remote")
+    assert 1 + text.count("--executor slurm-jobstep") == snakemakes

@@ -10,7 +10,13 @@ import torch
 
 import ddlbench
 from ddlbench.planning.plan import Process
-from ddlbench.runtime.launch import gpu_models, identity_variables, own_devices, own_process
+from ddlbench.runtime.launch import (
+    gpu_models,
+    identity_variables,
+    job_environment,
+    own_devices,
+    own_process,
+)
 
 
 def process(*devices: int) -> Process:
@@ -93,3 +99,12 @@ def test_one_module_reads_who_a_process_is():
         )
     }
     assert readers == {"launch.py"}
+
+
+def test_options_of_the_batch_script_do_not_reach_the_steps_of_a_job(monkeypatch):
+    for name in ("SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_CONF"):
+        monkeypatch.setenv(name, "1")
+    kept = {name for name in job_environment() if name.startswith(("SLURM", "SRUN"))}
+    assert kept >= {"SLURM_JOB_ID", "SLURM_CONF"}
+    assert not kept & {"SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK"}
+    assert "PATH" in job_environment()
