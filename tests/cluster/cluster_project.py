@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,11 +18,32 @@ import yaml
 from testbed import TestBed
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.paths import RESULTS, project_root
+from ddlbench.planning.tried_networks import TRIED
 
 ROOT = project_root()
 # A shell has what it starts in the background ignore Ctrl-C, and so all that this starts in turn.
 HEARS_CTRL_C = ("env", "--default-signal=INT")
+
+
+_projects: dict[Path, Path] = {}  # the last results with the networks of a folder
+
+
+def _networks_folder(place: Path, networks: str) -> Path:
+    """The folder of a module that all projects with these networks import."""
+    folder = place / f"networks-{hashlib.sha256(networks.encode()).hexdigest()[:8]}"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "cluster_network.py").write_text(networks)
+    return folder
+
+
+def _copy_tried(networks: Path, results: Path) -> None:
+    """Take over which networks an earlier project tried, which takes seconds."""
+    results.mkdir()
+    if (before := _projects.get(networks)) is not None and (before / TRIED.name).exists():
+        shutil.copy(before / TRIED.name, results)
+    _projects[networks] = results
 
 
 class Project:
@@ -38,7 +60,8 @@ class Project:
         for name in ("rules", "workflow", "config", "profiles", "envs"):
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "Snakefile", folder)
-        (folder / "cluster_network.py").write_text(networks)
+        self.networks = _networks_folder(folder.parent, networks)
+        _copy_tried(self.networks, folder / RESULTS)
         (folder / "config" / "sites" / "testbed.yaml").write_text(bed.site_text())
         self.configure(experiment)
 
@@ -75,7 +98,7 @@ class Project:
 
     def environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        modules = filter(None, (str(self.folder), os.environ.get("PYTHONPATH")))
+        modules = filter(None, (str(self.networks), os.environ.get("PYTHONPATH")))
         return {**os.environ, "PYTHONPATH": os.pathsep.join(modules), "PATH": path}
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:

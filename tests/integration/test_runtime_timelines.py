@@ -17,12 +17,13 @@ from ddlbench.report.timeline.cell import read_cell
 
 HERE = str(Path(__file__).parent)
 SKEW_S = 0.05
-# Python runs this module before anything else, so that all of the process sees one clock.
+# Python runs this module before anything else, so that all of the process sees one clock. A process
+# that is forked learns its rank later.
 SITE_CUSTOMIZE = f"""
 import os, time
-if os.environ.get("DDLBENCH_LOCAL_RANK") == "1":
-    _true_clock = time.perf_counter
-    time.perf_counter = lambda: _true_clock() + {SKEW_S}
+_true_clock = time.perf_counter
+_skew_s = lambda: {SKEW_S} if os.environ.get("DDLBENCH_LOCAL_RANK") == "1" else 0
+time.perf_counter = lambda: _true_clock() + _skew_s()
 """
 
 

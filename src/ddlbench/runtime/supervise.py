@@ -351,9 +351,11 @@ def _launch_and_watch(
 def _starter(site: Site, job_path: str) -> tuple[str, ...]:
     """The command that forks the ranks of a node; none where forks may fail.
 
-    CUDA was not tried with them, and a container may number its processes in its own way.
+    CUDA was not tried with them, a container may number its processes in its own way, and commands
+    of a site may depend on the rank.
     """
-    if site.device != "cpu" or site.container is not None or not sys.platform.startswith("linux"):
+    by_rank = site.container is not None or site.setup
+    if site.device != "cpu" or by_rank or not sys.platform.startswith("linux"):
         return ()
     return tuple(python_command(site, "-m", "ddlbench.runtime.node_starter", job_path))
 
