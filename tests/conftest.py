@@ -59,6 +59,7 @@ def third_party(tmp_path, monkeypatch):
     """
 
     def forget() -> None:
+        entry_points.installed.cache_clear()
         entry_points.third_party.cache_clear()
         registry.known.cache_clear()
         for parts in (DATASETS, EXPORTS, FIGURES, registry.NETWORKS):

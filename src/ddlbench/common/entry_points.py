@@ -15,7 +15,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -34,13 +34,19 @@ def kind_of(group: str) -> str:
 
 
 @cache
+def installed(group: str) -> tuple[EntryPoint, ...]:
+    """Entry points of ``group``. Finding them reads files of every installed package."""
+    return tuple(entry_points(group=group))
+
+
+@cache
 def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
     """Names that installed packages add to ``group``, and the ``module:attribute`` of each.
 
     A name that is built in, or that an earlier package has, is left out with a warning.
     """
     targets: dict[str, str] = {}
-    for entry in entry_points(group=group):
+    for entry in installed(group):
         package = entry.dist.name if entry.dist else "a package"
         if entry.name in built_in:
             owner = "is built in"
@@ -63,7 +69,7 @@ def described(group: str, name: str) -> str:
 
 def _package_of(group: str, name: str) -> str:
     """The package that adds a part; empty if it is built in."""
-    packages = (e.dist.name for e in entry_points(group=group) if e.name == name and e.dist)
+    packages = (e.dist.name for e in installed(group) if e.name == name and e.dist)
     return next(packages, "")
 
 

@@ -228,7 +228,12 @@ class LinkTable:
     @cached_property
     def _named(self) -> set[Place]:
         within = self.within_node._named if self.within_node else set()
-        return within | {place for pair in self.links.pairs for place in _places(pair)}
+        return within | {
+            place
+            for pair in self.links.pairs
+            for places in self._placed.values()
+            for place in places
+        }
 
     @cached_property
     def _one_node(self) -> bool:
@@ -449,8 +454,8 @@ class LinkTable:
     def _find(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         same_node = source[0] == target[0]
         level = "within a node" if same_node else "between nodes"
-        for pair in self._matrices(kind):
-            places = _places(pair)
+        for pair in self._matrices[kind]:
+            places = self._placed[id(pair)]
             ends = (source, target)
             if pair.scope == "node":  # one node stands for all of its type
                 ends = ((places[0][0], source[1]), (places[0][0], target[1]))
@@ -470,7 +475,7 @@ class LinkTable:
         """The slowest measured pair of a level in a matrix, by a message of 1 MB."""
         key = (id(pair), same_node)
         if key not in self._slowest_hops:
-            places = _places(pair)
+            places = self._placed[id(pair)]
             hops = [
                 hop
                 for row, a in enumerate(places)
@@ -499,18 +504,26 @@ class LinkTable:
             "bandwidth in the site file"
         )
 
-    def _matrices(self, kind: Kind) -> list[PairMatrix]:
-        """Pair matrices of a kind, best first: peer access on, one direction, writes."""
-        methods = _METHODS[kind]
-        return sorted(
-            (pair for pair in self.links.pairs if pair.method in methods),
-            key=lambda pair: (
-                methods.index(pair.method),
-                pair.access == "staged",
-                pair.direction == "bidirectional",
-                pair.operation == "read",
-            ),
-        )
+    @cached_property
+    def _placed(self) -> dict[int, list[Place]]:
+        """The places of each matrix, by its id."""
+        return {id(pair): _places(pair) for pair in self.links.pairs}
+
+    @cached_property
+    def _matrices(self) -> dict[Kind, list[PairMatrix]]:
+        """Pair matrices of each kind, best first: peer access on, one direction, writes."""
+        return {
+            kind: sorted(
+                (pair for pair in self.links.pairs if pair.method in methods),
+                key=lambda pair: (
+                    methods.index(pair.method),
+                    pair.access == "staged",
+                    pair.direction == "bidirectional",
+                    pair.operation == "read",
+                ),
+            )
+            for kind, methods in _METHODS.items()
+        }
 
 
 def _places(pair: PairMatrix) -> list[Place]:

@@ -304,6 +304,17 @@ def test_a_command_of_another_package_is_listed_with_its_summary_and_runs(third_
     cli._added.cache_clear()
 
 
+def _forget() -> None:
+    for cache in (
+        entry_points.installed,
+        entry_points.third_party,
+        known,
+        cli._added,
+        matrix.check_name,
+    ):
+        cache.cache_clear()
+
+
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g in PLUGINS for n in PLUGINS[g]])
 def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypatch):
     assert (project_root() / PLUGINS[group][name] / "pyproject.toml").is_file()
@@ -311,7 +322,13 @@ def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypa
         rf"{kind_of(group)} {name} needs the plug-in .*pip install .*\./{PLUGINS[group][name]}"
     )
     monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
-    for cache in (entry_points.third_party, known, cli._added, matrix.check_name):
+    for cache in (
+        entry_points.installed,
+        entry_points.third_party,
+        known,
+        cli._added,
+        matrix.check_name,
+    ):
         cache.cache_clear()
     monkeypatch.setattr(cli, "entry_points", lambda group: ())
     with pytest.raises(ConfigError, match=sentence):
@@ -322,5 +339,11 @@ def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypa
     if group == "ddlbench.strategies":
         with pytest.raises(ConfigError, match=sentence):
             load(group, name)
-    for cache in (entry_points.third_party, known, cli._added, matrix.check_name):
+    for cache in (
+        entry_points.installed,
+        entry_points.third_party,
+        known,
+        cli._added,
+        matrix.check_name,
+    ):
         cache.cache_clear()

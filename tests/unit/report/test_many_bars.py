@@ -50,7 +50,7 @@ def drawn(tmp_path, monkeypatch):
         tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
         with style():
             figure, _ = FIGURES[name].function()(tables, Context("this machine, CPU"))
-            figure.canvas.draw()
+            figure.draw_without_rendering()
         return figure
 
     return make
@@ -114,7 +114,7 @@ def test_turned_labels_do_not_cross(width):
         axes = figure.add_axes((40 / 120, 0.6, width / 120, 0.3))
         axes.set_xlim(0, 4)
         write_labels(axes, [0.5, 1.5, 2.5, 3.5], labels, width)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     texts = axes.get_xticklabels()
     degrees = texts[0].get_rotation()
     assert degrees > 0
@@ -209,7 +209,7 @@ def test_a_long_case_does_not_reach_the_heading_beside_its_rows():
         figure, _ = draw_choice(
             {"answers": answers, "site": "local", "trials": [], "stopped": "", "device_s": 0.0}
         )
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
 

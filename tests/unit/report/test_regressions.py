@@ -369,7 +369,7 @@ def test_a_ratio_beyond_the_axis_is_a_mark_at_its_edge(tree):
     trees = [read_tree(tree("a")), read_tree(tree("b", {"fsdp": 40.0, "ddp": 0.01}))]
     with style():
         figure, _ = draw(compare_trees(*trees))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     (axes,) = figure.axes
     low, high = axes.get_xlim()
     marks = {line.get_marker(): float(line.get_xdata()[0]) for line in axes.lines}

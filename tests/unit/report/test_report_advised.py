@@ -34,7 +34,7 @@ def vgg(**case):
 def drawn(draw, content):
     with style():
         figure, plotted = draw(content)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     return figure, plotted, " ".join(" ".join(t.get_text() for t in texts_of(figure)).split())

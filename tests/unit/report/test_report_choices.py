@@ -188,7 +188,7 @@ def test_ways_to_choose_are_judged_case_by_case() -> None:
     assert actual.loc["everything", "device_share"] == 1.0
     with style():
         figure, table = draw_ways(pd.DataFrame(rows))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert list(table["way"]) == ["everything", "recommender"]

@@ -60,7 +60,7 @@ def predicted(tmp_path, monkeypatch):
 def test_conditions_go_from_gentle_to_harsh_and_texts_do_not_meet(predicted):
     with style():
         figure, plotted = draw(predicted, Context("this machine, CPU"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert in_condition_order(plotted) == ["base", "bw250", "lat100", "lossy"]

@@ -98,7 +98,7 @@ def test_the_picture_can_be_read(replicas) -> None:
     )
     with style():
         figure, _ = draw_schedule(lesson)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
 

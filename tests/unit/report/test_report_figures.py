@@ -67,7 +67,7 @@ def drawn(tmp_path_factory):
             if figure_case == case:
                 with style():
                     figure, plotted = FIGURES[name].function()(tables, Context("this machine, CPU"))
-                    figure.canvas.draw()
+                    figure.draw_without_rendering()
                 figures[case, name] = (figure, plotted)
     patch.undo()
     return figures
@@ -166,7 +166,7 @@ def test_no_step_lies_below_the_text_at_the_right_of_its_row(tmp_path, monkeypat
     tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
     with style():
         figure, _ = FIGURES["steps"].function()(tables, Context("this machine, CPU"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     texts = of(figure, "number")
     assert {text.get_text().partition(":")[0] for text in texts} == {"input-bound"}
     boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in texts]

@@ -77,7 +77,7 @@ def test_figures_are_chosen_by_what_varies(rows) -> None:
 def test_drawn(draw, tables) -> None:
     with style():
         figure, table = draw(tables, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert len(of(figure, "mark")) == (table["mark"] != "").sum()
@@ -99,7 +99,7 @@ def drawn(draw, rows, results):
     tables = make_tables("demo", SITE_NAME, rows, results, results / "tables")
     with style():
         figure, table = draw(tables, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     return figure, table
@@ -178,7 +178,7 @@ def two_modes(tmp_path):
 def test_variants_are_lines_of_their_own_and_no_limit_has_a_place(two_modes) -> None:
     with style():
         figure, table = draw_bandwidth(two_modes, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     ours = table[table["source"] == "measured here"]
@@ -193,7 +193,7 @@ def test_variants_are_lines_of_their_own_and_no_limit_has_a_place(two_modes) -> 
 def test_published_points_are_inside_and_only_of_all_workers(two_modes) -> None:
     with style():
         figure, table = draw_bandwidth(two_modes, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     points = of(figure, "published")
     assert {float(point.get_ydata()[0]) for point in points} == {87.6, 2.5}  # MobileNet's
     for point in points:
@@ -211,7 +211,7 @@ def middle(point):
 def test_a_published_point_does_not_hide_ours_of_the_same_value(two_modes) -> None:
     with style():
         figure, _ = draw_bandwidth(two_modes, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     for point in of(figure, "published"):
         ours = [marker for marker in of(figure, "point") if marker.axes is point.axes]
         assert ours
@@ -236,7 +236,7 @@ def test_rates_of_six_digits_leave_their_label_on_the_page(tmp_path) -> None:
     tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
     with style():
         figure, _ = draw_bandwidth(tables, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     (label,) = {axes.yaxis.label for axes in figure.axes if axes.get_ylabel()}
     title = min(text.get_window_extent().x0 for text in figure.texts)
     assert label.get_window_extent().x0 >= title

@@ -23,7 +23,7 @@ def published():
     rows, platform = reliable_rows(PUBLISHED_MEASURED, "report"), Platform.load("abci")
     with style():
         figure, bars = draw_published(rows, platform, "Where.")
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     return rows, platform, figure, bars
 
 
@@ -78,7 +78,7 @@ def test_our_runs_without_parts_or_prediction():
 def test_pictures_are_readable(name):
     with style():
         figure = sharding.draw(name)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
 

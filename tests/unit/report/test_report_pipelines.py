@@ -68,7 +68,7 @@ def test_pipelines_drawn(tables, rows) -> None:
     assert "pipelines" in figures_for(rows)
     with style():
         figure, table = draw(tables, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     good = table[table["mark"] == ""]
@@ -109,7 +109,7 @@ def test_loss_drawn(tables) -> None:
     learnt = dataclasses.replace(tables, steps=pd.concat(parts))
     with style():
         figure, table = draw_loss(learnt, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert len(of(figure, "line")) == 2 * len(table)
@@ -128,7 +128,7 @@ def test_links_have_panels_and_small_losses_a_logarithmic_axis(tables) -> None:
     learnt = dataclasses.replace(tables, steps=pd.concat(parts), summary=summary)
     with style():
         figure, table = draw_loss(learnt, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert set(table["fabric"]) == {"lat100", "default"}
@@ -156,7 +156,7 @@ def test_a_diverged_run_is_a_cross_and_a_sentence(tables) -> None:
     learnt = dataclasses.replace(tables, steps=pd.concat(parts))
     with style():
         figure, table = draw_loss(learnt, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert len(of(figure, "mark")) == 2

@@ -73,7 +73,7 @@ def drawn(cases):
         drawing = chosen.entry.function()
         with style():
             figure, plotted = drawing(predicted, Context("this machine, CPU"), *arguments)
-            figure.canvas.draw()
+            figure.draw_without_rendering()
         figures[case, name] = (figure, plotted)
     return figures
 

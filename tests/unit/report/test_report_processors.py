@@ -162,7 +162,7 @@ def tables(tmp_path):
 def test_figures_say_why_there_is_no_speedup(tables, name):
     with style():
         figure, plotted = FIGURES[name].function()(tables, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     marks = dict(zip(plotted["geometry"], plotted["mark"], strict=True))

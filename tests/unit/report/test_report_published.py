@@ -117,7 +117,7 @@ def legend_of(figure) -> str:
 def test_marks_are_of_the_print_that_the_file_names(tables, draw, paper, prints, says) -> None:
     with style():
         figure, table = draw(tables, Context("", paper=PAPERS.get(paper)))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     theirs = table[table["source"] == published.CITATION]
     assert set(theirs["figure"]) == prints
     assert len(of(figure, "published")) == len(theirs)
@@ -171,7 +171,7 @@ def test_deviations_are_of_their_own_figure(tmp_path, paper) -> None:
         figure, table = accuracy.draw_deviation(
             predicted, Context("", paper=PAPERS[paper]), "horovod"
         )
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     theirs = table[table["source"] == published.CITATION]
     assert set(theirs["figure"]) == {paper}
     assert set(theirs["where"]) == {f"Fig. {paper[-3:]}"}
@@ -205,7 +205,7 @@ def test_a_number_never_lies_under_a_mark(bar, mark, foot) -> None:
         draw_groups(axes, [Group("a", bars)], 70.0, "{:.1f}".format, beside)
         draw_beside(axes, beside, 1)
         axes.set_ylim(-5, 5)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     (number,), (line,) = of(figure, "number"), of(figure, "published")
     assert float(number.xy[1]) == pytest.approx(foot)
     assert not line.get_window_extent().overlaps(number.get_window_extent())
@@ -242,7 +242,7 @@ def lossy(tmp_path):
 def test_the_printed_share_of_loss_is_of_our_own_rate(lossy) -> None:
     with style():
         figure, table = networking.draw_loss(lossy, Context("", paper=PAPERS["networking/fig8"]))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     base = table[(table["fabric"] == "base") & (table["network"] == "mobilenetv2")]["samples_per_s"]
     marks = [float(line.get_ydata()[0]) for line in of(figure, "published")]
     assert any(math.isclose(mark, 0.9 * float(base.iloc[0])) for mark in marks)
@@ -261,7 +261,7 @@ def test_a_figure_without_printed_values_has_no_marks(lossy) -> None:
 def test_what_did_not_end_is_the_studys_red_cross(lossy) -> None:
     with style():
         figure, _ = networking.draw_loss(lossy, Context(""))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     (cross,) = of(figure, "mark")
     assert cross.get_color() == networking.NOT_ENDED
     assert "did not end in its time" in legend_of(figure)

@@ -49,7 +49,7 @@ def test_the_predicted_step_is_drawn(folder_of, cell):
     assert {box.row for box in window.planned.boxes} == set(range(cell.devices))
     with style():
         page, table = draw_cell(timeline)
-        page.canvas.draw()
+        page.draw_without_rendering()
     assert_readable(page)
     assert_no_overlap(page)
     assert set(table["panel"]) == {"planned"}

@@ -19,7 +19,7 @@ def predicted():
 def drawn(draw, *inputs):
     with style():
         figure, table = draw(*inputs)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     return figure, table

@@ -90,7 +90,7 @@ def test_guessing_is_one_over_the_classes():
 def test_a_line_is_a_strategy_in_a_panel_of_a_dataset_and_network(tables):
     with style():
         figure, plotted = draw_time_to_accuracy(tables, Context("this machine, CPU"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert_no_overlap(figure)
     assert [text.get_text() for text in of(figure, "panel")] == [
@@ -115,7 +115,7 @@ def test_only_an_experiment_with_validation_has_the_figure(rows, monkeypatch, tm
     tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
     with style():
         figure, plotted = draw_time_to_accuracy(tables, Context("this machine"))
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert_readable(figure)
     assert plotted.empty
     assert "No run with validation yet." in [text.get_text() for text in figure.texts]

@@ -113,8 +113,9 @@ def layers_of(workload: Workload) -> list[tuple[Layer, float]]:
     """Layers without projections of shortcuts, with FW + BW seconds of one sample."""
     kept = [layer for layer in workload.layers if not layer.shortcut]
     weights = [spread(layer) for layer in kept]
+    whole = sum(weights)
     return [
-        (layer, workload.time_s * weight / sum(weights))
+        (layer, workload.time_s * weight / whole)
         for layer, weight in zip(kept, weights, strict=True)
     ]
 

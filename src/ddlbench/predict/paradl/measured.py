@@ -31,7 +31,7 @@ from ddlbench.predict.paradl.configuration import (
     configuration_of,
     groups_of,
 )
-from ddlbench.predict.paradl.oracle import VARIANTS, project
+from ddlbench.predict.paradl.oracle import VARIANTS, terms_of
 from ddlbench.predict.paradl.workload import Workload, load_workload
 from ddlbench.predict.run_tables import ScoreQuestion, check_columns, read_table, refuse
 
@@ -146,8 +146,9 @@ def _of_variant(rows: pd.DataFrame, platform: Platform, variant: str) -> pd.Data
         if row["strategy"] not in VARIANTS[variant].terms:
             seconds.append((math.nan,) * len(PARTS))
             continue
-        projection = project(variant, _workload(row), platform, question_of(row, platform))
-        seconds.append((projection.iteration_s, projection.compute_s, projection.communication_s))
+        terms = terms_of(variant, _workload(row), platform, question_of(row, platform))
+        compute_s, communication_s = (sum(each.values()) for each in terms)
+        seconds.append((compute_s + communication_s, compute_s, communication_s))
     return pd.DataFrame(seconds, columns=list(PARTS), index=rows.index, dtype=float)
 
 

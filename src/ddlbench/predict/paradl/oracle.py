@@ -159,6 +159,20 @@ def variant_of(name: str) -> Variant:
     return VARIANTS[name]
 
 
+def terms_of(variant: str, workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    """Seconds of one iteration, by term: of computation, of communication.
+
+    Raises:
+        ConfigError: as :func:`project`.
+    """
+    evaluated = variant_of(variant)
+    if config.strategy not in evaluated.terms:
+        raise ConfigError(
+            f"{variant} has no row for {config.strategy}; it has {', '.join(evaluated.terms)}"
+        )
+    return evaluated.terms[config.strategy](workload, platform, config)
+
+
 def project(
     variant: str, workload: Workload, platform: Platform, config: Configuration
 ) -> Projection:
@@ -168,12 +182,8 @@ def project(
         ConfigError: unknown variant, one without the strategy, or more devices than the platform
             has.
     """
+    computation, communication = terms_of(variant, workload, platform, config)
     evaluated = variant_of(variant)
-    if config.strategy not in evaluated.terms:
-        raise ConfigError(
-            f"{variant} has no row for {config.strategy}; it has {', '.join(evaluated.terms)}"
-        )
-    computation, communication = evaluated.terms[config.strategy](workload, platform, config)
     memory_bytes = evaluated.memory_bytes(workload, platform, config)
     limit = evaluated.limit(workload, config)
     return Projection(config, computation, communication, memory_bytes, *limit)

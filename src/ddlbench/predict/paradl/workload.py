@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,12 +54,12 @@ class Layer(Form):
     shortcut: bool = False
     forward_backward_s_per_sample: Positive | None = None
 
-    @property
+    @cached_property
     def x(self) -> int:
         """|x|: input items of one sample."""
         return prod(self.input)
 
-    @property
+    @cached_property
     def y(self) -> int:
         """|y|: output items of one sample."""
         return prod(self.output)
@@ -74,7 +74,7 @@ class Layer(Form):
         """Output channels, F."""
         return self.output[0]
 
-    @property
+    @cached_property
     def multiply_adds(self) -> int:
         """Multiply-adds of one sample forward."""
         if self.kind == "conv":
@@ -188,7 +188,7 @@ class Workload:
     spatial_layers: int
     layer_times_s: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def weights(self) -> int:
         return sum(layer.weights for layer in self.layers)
 
@@ -197,7 +197,8 @@ class Workload:
         if self.layer_times_s:
             return self.layer_times_s
         weights = [weight(layer) for layer in self.layers]
-        return [self.time_s * each / sum(weights) for each in weights]
+        whole = sum(weights)
+        return [self.time_s * each / whole for each in weights]
 
 
 def known_workloads() -> list[str]:

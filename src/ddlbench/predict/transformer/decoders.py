@@ -179,11 +179,20 @@ class Decoders(Rows):
         return (stages.layers * self.held_parameters[:, None] + embeddings) * stages.exists
 
     def stages(self, cut: str) -> Stages:
-        """Stages of each row.
+        """Stages of each row, computed once: a fit wants them for each constant that it tries.
 
         Args:
             cut: "cost" or "layers" (equally many, the first ones longer).
         """
+        if cut not in self._stages:
+            self._stages[cut] = self._cut(cut)
+        return self._stages[cut]
+
+    @cached_property
+    def _stages(self) -> dict[str, Stages]:
+        return {}
+
+    def _cut(self, cut: str) -> Stages:
         widest = int(self["pipeline"].max())
         layers = np.zeros((len(self), widest))
         output = np.zeros(len(self), dtype=int)

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import pandas as pd
 
+from ddlbench.common.statistics import grouped
 from ddlbench.planning import schedules
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.predict.constants import Array
@@ -130,9 +130,10 @@ def _pipeline_s(table: Decoders, times: LayerTimes, hop_s: Array) -> tuple[Array
     seconds = whole + 2 * hop_s * stages + (micro_batches - 1) * slot
     sends_s = 2 * hop_s * (stages + micro_batches - 1)
     by_formula = np.isin(table["schedule"].astype(str), FORMULA) | alone
-    cuts = pd.DataFrame({name: table[name] for name in ("schedule", "pipeline", "chunks")})
-    for (name, ranks, own_chunks), members in cuts[~by_formula].groupby([*cuts.columns]):
-        places, chunks = members.index.to_numpy(), chunks_of(name, int(own_chunks))
+    cuts = [table[name][~by_formula].tolist() for name in ("schedule", "pipeline", "chunks")]
+    alike = grouped(zip(zip(*cuts, strict=True), np.flatnonzero(~by_formula), strict=True))
+    for (name, ranks, own_chunks), members in alike.items():
+        places, chunks = np.array(members), chunks_of(name, int(own_chunks))
         seconds[places] = _replayed_group_s(table, times, hop_s, places, (name, int(ranks), chunks))
         sends_s[places] = 2 * hop_s[places] * micro_batches[places] * chunks
     return seconds, sends_s
