@@ -16,7 +16,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import inspection
 from ddlbench.networks.factory import build_with_traits, try_network
-from ddlbench.networks.inspection import inspect
+from ddlbench.networks.inspection import copy_of, inspect
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.trainable import why_not_trained
@@ -104,6 +104,14 @@ def test_a_block_that_overwrites_its_input_gets_a_copy(name, blocks):
         assert torch.equal(passing, before), number
         passing = outputs
     assert [number for number, block in enumerate(network) if block._forward_pre_hooks] == blocks
+
+
+def test_copies_of_recorded_blocks_do_not_overwrite_their_input_either():
+    network, _ = build_with_traits("cases.strangers_networks:in_place_recorded", SPEC, 1)
+    for each in (network, copy_of(network)):
+        inputs = torch.ones(2, *SPEC.shape)
+        each(inputs)
+        assert torch.equal(inputs, torch.ones_like(inputs))
 
 
 def test_inspection_leaves_no_trace():
