@@ -14,7 +14,7 @@ from torch import nn
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks import inspection
+from ddlbench.networks import foreign, inspection
 from ddlbench.networks.factory import build_with_traits, try_network
 from ddlbench.networks.inspection import copy_of, inspect
 from ddlbench.planning.network_tables import NetworkTraits
@@ -343,3 +343,18 @@ def test_layers_for_gpus_only_are_refused_on_cpus() -> None:
     assert "GPUs only" in str(why_not_trained(traits, make_plan(cell_of("ddp"))))
     assert why_not_trained(traits, make_plan(cell_of("ddp")), "cuda") is None
     assert why_not_trained(traits, make_plan(cell_of("sequential", 1))) is None
+
+
+def test_a_module_that_imports_torchvision_is_tried_again_beside_its_operators(monkeypatch):
+    monkeypatch.setattr(foreign, "_COMPAT", "json")
+    errors = [RuntimeError("operator torchvision::nms does not exist"), ValueError("its own")]
+
+    @foreign.finding_torchvision
+    def build(number: int) -> int:
+        if len(errors) > number:
+            raise errors.pop(0)
+        return number
+
+    assert build(1) == 1
+    with pytest.raises(ValueError, match="its own"):
+        build(0)
