@@ -22,6 +22,7 @@ from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
 from ddlbench.predict.transformer.configurations import is_configuration, is_shape
+from ddlbench.user_parts import check_can_be_built
 
 if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
@@ -86,7 +87,9 @@ def planned_questions_of(
     for question in questions:
         question.check_names()
     if profile is None:
-        layers_of(questions[0].network, questions[0].dataset)  # raises once, not per candidate
+        network, dataset = questions[0].network, questions[0].dataset
+        check_can_be_built(network, dataset, site)  # which strategies cannot train it, too
+        layers_of(network, dataset)  # raises once, not per candidate
     planned = PlannedQuestions(tuple(questions), site, cluster=cluster)
     cluster.device.peak(planned.precision)
     return planned

@@ -15,12 +15,14 @@ send-receive have the same ratios, but ``N/A`` for what is wrong in place; so do
 reduce, but a ``root`` from 0 on. A size is the whole buffer. ``redop`` and ``root`` are missing in
 old versions. Lines may begin with a rank, a host or the time. Several runs in one text are repeats
 if they have as many ranks and the same operation.
-All rows of a text have as many columns as its heading: one with fewer was cut off.
+All rows of a text have as many columns as its heading: one with fewer was cut off. Size, time and
+rate of a row fit together: if they do not, other text has torn the row.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -57,6 +59,7 @@ _COLUMNS, _BOTH = 4, 8
 """Columns of a time, and of two. The newest version may add one to each for differing bits."""
 _LEAST_EXPONENT, _MOST_WRONG = 1e5, 1e18
 _RATIO_ERROR = 0.03  # of rates with two digits after the point
+_RATE_ERROR, _LEAST_RATE_ERROR = 0.03, 0.006  # of a row: times may have two digits, 2.5e+06
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,15 @@ class _Row:
     reduces: bool | None
     has_root: bool | None
     time_s: float
+    rate: float
     ratio: float | None
     wrong: int
     unchecked_in_place: bool
+
+    @property
+    def expected_rate(self) -> float:
+        """GB/s by its size and time."""
+        return self.size / self.time_s / 1e9
 
 
 def is_nccl_tests(text: str) -> bool:
@@ -132,6 +141,13 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
     rows, broken = _rows(lines)
     if not rows:
         why = next((line.strip() for line in lines if _FAILURE.search(line)), "")
+        at = next((n for n, line in enumerate(lines, 1) if _BROKEN_ROW.search(line)), None)
+        if at and not why:
+            raise ConfigError(
+                f"{where} line {at}: no row of nccl-tests is whole from here on: cut off, torn by "
+                "other text, or without a time; give lines as all_reduce_perf prints them, with "
+                "points in numbers"
+            )
         raise ConfigError(
             f"{where}: no row of nccl-tests in it{f' ({why[:120]})' if why else ''}; capture all "
             "that all_reduce_perf prints"
@@ -172,11 +188,29 @@ def _rows(lines: Sequence[str]) -> tuple[list[_Row], int]:
     headings = (
         len(_COLUMN.findall(match[1])) for line in lines if (match := _HEADING.search(line))
     )
-    columns = max([*headings, *(_columns(match) for match, _ in matched_rows)], default=0)
-    whole = [row for match, row in matched_rows if row is not None and _is_whole(match, columns)]
+    counts = Counter(_columns(match) for match, _ in matched_rows)
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    columns = max([*headings, usual])  # headings may be torn, too
+    whole = _with_fitting_rates(
+        [row for match, row in matched_rows if row is not None and _is_whole(match, columns)]
+    )
     empty = sum(int(match[1]) == 0 for match, _ in matched_rows)
     torn = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
     return whole, torn + len(matched_rows) - len(whole) - empty
+
+
+def _with_fitting_rates(rows: Sequence[_Row]) -> list[_Row]:
+    """Rows whose rate is as large a part of size over time as that of most rows.
+
+    The part is 1, but in versions that count what a rank sends to the others.
+    """
+    part = median([row.rate / row.expected_rate for row in rows if row.rate >= 1] or [1.0])
+    return [
+        row
+        for row in rows
+        if not math.isfinite(row.rate)
+        or abs(row.rate - part * row.expected_rate) <= _LEAST_RATE_ERROR + _RATE_ERROR * row.rate
+    ]
 
 
 def _is_whole(match: re.Match[str], columns: int) -> bool:
@@ -243,16 +277,16 @@ def _read(match: re.Match[str]) -> _Row | None:
     timed = [times for columns in both if (times := _times(columns)) is not None]
     if not timed or size == 0:
         return None
-    time_s, ratio, _ = timed[0]
-    wrong = sum(times[2] for times in timed)
+    time_s, rate, ratio, _ = timed[0]
+    wrong = sum(times[3] for times in timed)
     unchecked = len(both) == 2 and both[1][-1] == "N/A" != both[0][-1]
     reduces = None if redop is None else redop != "none"
     has_root = None if match[5] is None else int(match[5]) >= 0
-    return _Row(size, reduces, has_root, time_s, ratio, wrong, unchecked)
+    return _Row(size, reduces, has_root, time_s, rate, ratio, wrong, unchecked)
 
 
-def _times(words: Sequence[str]) -> tuple[float, float | None, int] | None:
-    """Seconds, bus over algorithm bandwidth, and wrong values; None if that is no time."""
+def _times(words: Sequence[str]) -> tuple[float, float, float | None, int] | None:
+    """Seconds, GB/s, bus over algorithm bandwidth, and wrong values; None if that is no time."""
     try:
         time_s, algorithm, bus = float(words[0]) / 1e6, float(words[1]), float(words[2])
     except ValueError:
@@ -260,7 +294,8 @@ def _times(words: Sequence[str]) -> tuple[float, float | None, int] | None:
     if not 0 < time_s < _LONGEST_S:  # NaN fails, too
         return None
     # Rates have two digits after the point, so that small ones tell no ratio.
-    return time_s, bus / algorithm if algorithm >= 1 else None, _wrong_values(words[3])
+    ratio = bus / algorithm if algorithm >= 1 else None
+    return time_s, algorithm, ratio, _wrong_values(words[3])
 
 
 def _wrong_values(word: str) -> int:

@@ -30,7 +30,14 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flat import LARGEST_SMALL_SIDE, out_of_place
 from ddlbench.networks.flops import FlopCounter, step_flops
-from ddlbench.networks.foreign import Whole, required_inputs, seeded, unchanged, whole
+from ddlbench.networks.foreign import (
+    Whole,
+    finding_torchvision,
+    required_inputs,
+    seeded,
+    unchanged,
+    whole,
+)
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import (
     has_hooks,
@@ -77,6 +84,7 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
     return build_with_traits(network, spec, seed)[0]
 
 
+@finding_torchvision
 def build_with_traits(
     network: str, spec: DatasetSpec, seed: int, *, with_pairs: bool = False
 ) -> tuple[nn.Sequential, NetworkTraits]:
@@ -104,6 +112,7 @@ def _with_pairs(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
     return replace(inspect(network, spec), pairs=known_pairs(network, spec))
 
 
+@finding_torchvision
 def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     """The network on the device "meta": shapes only, without memory and random numbers.
 
@@ -405,6 +414,7 @@ def tried_skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     return blocks if device == "meta" else skeleton(network, spec)
 
 
+@finding_torchvision
 def _tried(network: str, spec: DatasetSpec) -> tuple[str, nn.Sequential, dict[str, float]]:
     """Where a network could be built and run, its blocks there, and the work of each."""
     where = f"network {network!r}"

@@ -26,6 +26,7 @@ has its rank's own environment, so that is undone, too.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -38,7 +39,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -356,7 +357,7 @@ def _called(
 def _library(module: str, package: str) -> Any:
     """A library that is not installed by default."""
     # They import torchvision, which beside torch for CPUs only loads through this module.
-    importlib.import_module("ddlbench.networks.torchvision_compat")
+    importlib.import_module(_COMPAT)
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -414,6 +415,31 @@ def _host_kept() -> Iterator[None]:
                 del os.environ[name]
             os.environ.update(variables)
 
+
+_Given = ParamSpec("_Given")
+_Built = TypeVar("_Built")
+
+
+def finding_torchvision(build: Callable[_Given, _Built]) -> Callable[_Given, _Built]:
+    """Have ``build`` called once more if foreign code imports torchvision beside torch for CPUs.
+
+    It loads there only after :mod:`ddlbench.networks.torchvision_compat`.
+    """
+
+    @functools.wraps(build)
+    def called(*arguments: _Given.args, **named: _Given.kwargs) -> _Built:
+        try:
+            return build(*arguments, **named)
+        except Exception as error:
+            if not any("operator torchvision::" in str(e) for e in (error, error.__cause__)):
+                raise
+        importlib.import_module(_COMPAT)
+        return build(*arguments, **named)
+
+    return called
+
+
+_COMPAT = "ddlbench.networks.torchvision_compat"
 
 _READ_BY_LIBRARIES = re.compile(
     r"(CUDA|CUBLAS|NVIDIA|OMP|MKL|OPENBLAS|NCCL|GLOO|HOROVOD|TORCH|PYTORCH|MASTER|SLURM|DDLBENCH)_|"

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -54,10 +54,21 @@ def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> 
     known.update((id(tensor), tensor.detach().clone()) for tensor in _computed(module))
     with torch.no_grad():  # else copies of scripted modules hold the graph of their copying
         try:
-            return copy.deepcopy(module, dict(known))
+            double = copy.deepcopy(module, dict(known))
         except Exception:
             known.update((id(value), value) for value in _uncopied(module))
-            return copy.deepcopy(module, known)
+            double = copy.deepcopy(module, known)
+    _keep_hooks(double, module)
+    return double
+
+
+def _keep_hooks(double: nn.Module, module: nn.Module) -> None:
+    """Give a copy the hooks of recorded modules, which torch does not copy."""
+    copies = dict(double.named_modules())
+    for name, part in module.named_modules():
+        if isinstance(part, fx.GraphModule):
+            for hooks in _HOOKS:
+                setattr(copies[name], hooks, copy.copy(getattr(part, hooks)))
 
 
 def copy_without_data(module: _Module, device: torch.device | str = "cpu") -> _Module:
@@ -111,6 +122,8 @@ def _attributes_of(module: nn.Module) -> Iterator[object]:
 
 
 _OF_TORCH = frozenset(vars(nn.Module()))
+# What runs with a pass; other hooks are of saving and loading.
+_HOOKS = tuple(name for name in _OF_TORCH if "hook" in name and "state_dict" not in name)
 
 
 def has_hooks(layer: nn.Module) -> bool:

@@ -15,6 +15,7 @@ A value is null where a table cannot tell it.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest
 from ddlbench.predict.constants import Array
 
@@ -40,7 +42,15 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
         header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is no text in UTF-8; save it as CSV in UTF-8") from None
+    except pd.errors.EmptyDataError:
+        raise ConfigError(f"{path}: is empty; write a line of columns, and a row per run") from None
     except (OSError, ValueError) as error:
+        if longer := _LONGER_ROW.search(str(error)):
+            columns, line, values = map(int, longer.groups())
+            raise ConfigError(
+                f"{path} line {line}: {counted(values, 'value')} for {counted(columns, 'column')}; "
+                "write one for each, and a text with a comma in double quotes"
+            ) from None
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
     if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
@@ -56,10 +66,11 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
             "each column, and no comma after the last"
         )
     check_columns(table, needed, str(path))
-    return table
+    return table.map(lambda value: value.strip() if isinstance(value, str) else value)
 
 
 _OTHER_SIGNS = (";", "\t", "|")
+_LONGER_ROW = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 
 def check_columns(table: pd.DataFrame, needed: Sequence[str], where: str) -> None:

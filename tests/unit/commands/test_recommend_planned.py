@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from ddlbench.commands import recommend_planned
 from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
 
@@ -175,6 +176,18 @@ def test_a_geometry_has_the_same_numbers_beside_others(tmp_path):
         return {c["strategy"]: c["predicted_step_s"] for c in answers[-1]["candidates"]}
 
     assert steps_s("1x1,8x8") == steps_s("8x8,1x1") == steps_s("8x8")
+
+
+def test_a_network_of_a_user_is_tried_first(monkeypatch):
+    """So that no strategy is ranked that cannot train it."""
+
+    def tried(network, dataset, _site):
+        raise ConfigError(f"{network} was tried on {dataset}")
+
+    monkeypatch.setattr(recommend_planned, "check_can_be_built", tried)
+    words = ["--network", "mine:net", "--dataset", "mnist", "--batch-size", "64"]
+    actual = ask("--hardware", "h100-sxm", "--geometry", "1x8", *words)
+    assert str(actual.exception) == "mine:net was tried on mnist"
 
 
 def test_a_network_that_cannot_be_built_is_refused_at_once():

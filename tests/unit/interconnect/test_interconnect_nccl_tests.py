@@ -57,8 +57,12 @@ def test_rows_without_a_time_are_no_rows(time_us):
 
 
 def test_repeats_are_medians_and_the_old_form_is_read():
-    slower = ROWS.replace("2559.2", "3000").replace("4607.6", "5000")
-    slowest = ROWS.replace("2559.2", "9000").replace("4607.6", "9000")
+    slower = ROWS.replace("2559.2  209.78", "3000  178.96").replace(
+        "4607.6  233.04", "5000  214.75"
+    )
+    slowest = ROWS.replace("2559.2  209.78", "9000  59.65").replace(
+        "4607.6  233.04", "9000  119.30"
+    )
     test = parse_nccl_tests(text(ROWS + slower + slowest), "out")
     assert [point.time_s for point in test.points] == [pytest.approx(3e-3), pytest.approx(5e-3)]
     old = parse_nccl_tests(text(OLD, 16, name="mpirun -np 16 build/all_reduce_perf -b 1G"), "out")
@@ -224,3 +228,27 @@ def test_the_ratio_of_its_rates_tells_the_number_of_ranks():
     for operation, ranks_given in ((None, 4), ("all_gather", 16), ("broadcast", 16)):
         with pytest.raises(ConfigError, match="busbw is 1.87 times algbw, and"):
             parse_nccl_tests(alone, "out", operation).check_ranks(ranks_given, "out")
+
+
+def test_a_row_that_other_text_has_torn_is_left_out():
+    """Its beginning is printed before that text, the rest behind: another size, time or rate."""
+    message = "worker-0:1887 [0] NCCL INFO comm 0x5 rank 0 nranks 16\n"
+    first, second = ROWS.splitlines()
+    for torn in (
+        first[:7] + message + first[7:],
+        first[:66] + message[:-1] + first[66:],
+        first.replace("2559.2", "559.2"),
+    ):
+        test = parse_nccl_tests(text(f"{torn}\n{second}\n{second}\n"), "out")
+        assert [point.payload_bytes for point in test.points] == [2**30], torn
+        assert any("1 row is left out" in remark for remark in test.remarks), torn
+
+
+def test_a_message_that_looks_like_a_longer_row_decides_nothing():
+    odd = "worker-0:1 [0] NCCL INFO 8 16 chunk 1 2 3 4 5 6 7 8 9 10\n"
+    assert len(parse_nccl_tests(text(odd + ROWS), "out").points) == 2
+
+
+def test_rows_of_which_none_is_whole_are_named():
+    with pytest.raises(ConfigError, match="out line 23: no row .* is whole .* points in numbers"):
+        parse_nccl_tests(text(re.sub(r"(\d)\.(\d)", r"\1,\2", ROWS)), "out")

@@ -14,9 +14,9 @@ from torch import nn
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks import inspection
+from ddlbench.networks import foreign, inspection
 from ddlbench.networks.factory import build_with_traits, try_network
-from ddlbench.networks.inspection import inspect
+from ddlbench.networks.inspection import copy_of, inspect
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.trainable import why_not_trained
@@ -104,6 +104,14 @@ def test_a_block_that_overwrites_its_input_gets_a_copy(name, blocks):
         assert torch.equal(passing, before), number
         passing = outputs
     assert [number for number, block in enumerate(network) if block._forward_pre_hooks] == blocks
+
+
+def test_copies_of_recorded_blocks_do_not_overwrite_their_input_either():
+    network, _ = build_with_traits("cases.strangers_networks:in_place_recorded", SPEC, 1)
+    for each in (network, copy_of(network)):
+        inputs = torch.ones(2, *SPEC.shape)
+        each(inputs)
+        assert torch.equal(inputs, torch.ones_like(inputs))
 
 
 def test_inspection_leaves_no_trace():
@@ -335,3 +343,18 @@ def test_layers_for_gpus_only_are_refused_on_cpus() -> None:
     assert "GPUs only" in str(why_not_trained(traits, make_plan(cell_of("ddp"))))
     assert why_not_trained(traits, make_plan(cell_of("ddp")), "cuda") is None
     assert why_not_trained(traits, make_plan(cell_of("sequential", 1))) is None
+
+
+def test_a_module_that_imports_torchvision_is_tried_again_beside_its_operators(monkeypatch):
+    monkeypatch.setattr(foreign, "_COMPAT", "json")
+    errors = [RuntimeError("operator torchvision::nms does not exist"), ValueError("its own")]
+
+    @foreign.finding_torchvision
+    def build(number: int) -> int:
+        if len(errors) > number:
+            raise errors.pop(0)
+        return number
+
+    assert build(1) == 1
+    with pytest.raises(ValueError, match="its own"):
+        build(0)

@@ -112,7 +112,7 @@ def test_unreliable_rows_are_left_out(tmp_path):
         ({"gpus": None}, "one like cnn also needs gpus"),
         ({"strategy": ["dato"]}, "line 2: unknown strategy 'dato'; did you mean 'data'"),
         ({"model": ["vgg61"]}, "line 2: there is no workload of 'vgg61'"),
-        ({"gpus": ["many"]}, "line 2: gpus 'many' is no number"),
+        ({"gpus": ["many"]}, "line 2: gpus is 'many'"),
         ({"seconds_per_iteration": [-1]}, "write a number above 0"),
         ({"batch_per_gpu": None}, "no batch; fill column batch_per_gpu"),
         ({"gpus": [9999]}, "more than the platform's largest ring"),

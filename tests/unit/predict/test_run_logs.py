@@ -437,3 +437,26 @@ def test_a_log_that_ends_anywhere_has_the_values_of_its_whole_lines(read, line):
         cut = read("\n".join([*lines[:-1], lines[-1][:end]]), "log")
         for name in ("step_s", "global_batch", "tokens_per_s_a_device", "memory_gib"):
             assert getattr(cut, name) in [getattr(each, name) for each in known], end
+
+
+@pytest.mark.parametrize(
+    ("log", "beginning"),
+    [
+        (megatron, "using world size: 16, data-parallel size: 4, tensor-model-parallel size: 4"),
+        (torchtitan, "[titan] Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]"),
+        (torchtitan, "[titan] Building device mesh with parallelism: pp=1, dp_shard=16, tp=1"),
+    ],
+)
+def test_a_run_without_memory_for_its_first_step_is_known_by_its_beginning(log, beginning):
+    text = f"{beginning}\n[rank3]: torch.OutOfMemoryError: CUDA out of memory."
+    assert log.lines_of(text) == 1
+    run = log.read(text, "log")
+    assert (run.status, run.devices, run.step_s) == ("out of memory", 16, None)
+
+
+def test_lines_that_are_broken_everywhere_are_named():
+    wrapped = "\n".join(iteration(number).replace("| el", "|\nel") for number in (1, 2))
+    with pytest.raises(ConfigError, match="log line 1: an iteration without 'elapsed time"):
+        megatron.read(wrapped, "log")
+    with pytest.raises(ConfigError, match="log line 2: :::MLLOG without its event"):
+        mlperf.read("start\n" + event(1, "run_start").replace("{", "{\n"), "log")

@@ -33,10 +33,17 @@ from ddlbench.predict.paradl.configuration import (
 )
 from ddlbench.predict.paradl.oracle import VARIANTS, terms_of
 from ddlbench.predict.paradl.workload import Workload, load_workload
-from ddlbench.predict.run_tables import ScoreQuestion, check_columns, read_table, refuse
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    numbers_of,
+    read_table,
+    refuse,
+    whole_numbers,
+)
 
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")
-NUMBERS = ("gpus", "seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",
+NUMBERS = ("seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",
            "compute_seconds", "comm_seconds", "s_per_it_min", "s_per_it_max")  # fmt: skip
 _PUBLISHED = Path(str(files("ddlbench.predict.paradl").joinpath("published")))
 PUBLISHED_MEASURED = _PUBLISHED / "measured.csv"
@@ -56,13 +63,14 @@ def measured_rows(table: pd.DataFrame, where: str) -> pd.DataFrame:
     if table.empty:
         raise ConfigError(f"{where}: has no row; write at least one iteration")
     rows = table.copy()
+    rows["gpus"] = whole_numbers(rows["gpus"], where)
     for name in NUMBERS:
-        given = rows[name] if name in rows.columns else pd.Series(math.nan, rows.index)
-        rows[name] = pd.to_numeric(given, errors="coerce")
-        wrong = rows[name].isna() & given.notna()
-        refuse(wrong, given, where, f"{name} {{!r}} is no number")
-    for name in ("gpus", "seconds_per_iteration"):
-        refuse(~(rows[name] > 0), rows[name], where, f"{name} is {{}}; write a number above 0")
+        given = rows[name] if name in rows.columns else pd.Series(math.nan, rows.index, name=name)
+        if name in REQUIRED:
+            rows[name] = numbers_of(given, where, "a number above 0", lambda n: n > 0)
+        else:
+            write = "a number of 0 or more, or nothing"
+            rows[name] = numbers_of(given, where, write, lambda n: n >= 0, may_lack=True)
     names = rows["strategy"]
     refuse(~names.isin(STRATEGIES), names, where, "unknown strategy {!r}; {}", STRATEGIES)
     for name, usual in (("campaign", "report"), ("dataset", ""), ("reliability", "ok")):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.captured_text import uncoloured_lines
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
 from ddlbench.predict.run_logs.logged_run import (
     AGAIN,
@@ -49,6 +50,7 @@ _TFLOPS = re.compile(
     r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*([\d.]+)(?:/[\d.]+)?\s*(?:\||$)"
 )
 _ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]+) \.{3,} (\S+)")
+_BEGIN = re.compile(r"\busing world size: \d+, .*data-parallel[- ]size:")
 _OF_DEEPSPEED = re.compile(r"\[config\.py:\d+:print")
 _GROUPED = "group_query_attention"
 _SIZES = re.compile(r"([a-z-]+?)(?:-parallel)?[- ]size:\s*(\d+)")
@@ -63,19 +65,26 @@ def lines_of(text: str) -> int:
     return sum(
         1
         for line in uncoloured_lines(text)
-        if _ITERATION.search(line) and "consumed samples" in line
+        if (_ITERATION.search(line) and "consumed samples" in line) or _BEGIN.search(line)
     )
 
 
 def read(text: str, source: str) -> LoggedRun:
-    """The run of a log."""
+    """The run of a log.
+
+    Raises:
+        ConfigError: it holds several runs, or lines are broken, so that no iteration has a time.
+    """
     lines = whole_lines(text)
+    untimed: list[int] = []
     steps: dict[int, tuple[float, int | None, float | None]] = {}
     numbers: list[int] = []
     last = 0
-    for line in lines:
+    for place, line in enumerate(lines, 1):
         iteration, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
-        if iteration and elapsed and (time := real(elapsed[2])):
+        if iteration and not elapsed:
+            untimed.append(place)
+        elif iteration and elapsed and (time := real(elapsed[2])):
             last = int(iteration[2])
             size, rate = _BATCH.search(line), _TFLOPS.search(line)
             numbers.append(int(iteration[1]))
@@ -84,6 +93,11 @@ def read(text: str, source: str) -> LoggedRun:
                 whole(size[1]) if size else None,
                 real(rate[1]) if rate else None,
             )
+    if len(untimed) > 1 and not steps:
+        raise ConfigError(
+            f"{source} line {untimed[0]}: an iteration without 'elapsed time per iteration (ms): "
+            "5444.9' on its line; give the log as it was written, a line per iteration"
+        )
     values = _arguments(lines, source)
     rows = [steps[number] for number in sorted(steps)]
     if any(row[1] for row in rows):

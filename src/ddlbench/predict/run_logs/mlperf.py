@@ -65,8 +65,19 @@ def lines_of(text: str) -> int:
 
 
 def read(text: str, source: str) -> LoggedRun:
-    """The run of a log."""
-    events = list(_events(uncoloured_lines(text)))
+    """The run of a log.
+
+    Raises:
+        ConfigError: it holds several runs, or none of its lines has a whole event.
+    """
+    lines = uncoloured_lines(text)
+    events = list(_events(lines))
+    if not events:
+        place = next((place for place, line in enumerate(lines, 1) if _MARK in line), 1)
+        raise ConfigError(
+            f"{source} line {place}: {_MARK} without its event, as JSON, on the same line, and no "
+            "other line has one; give the log as it was written"
+        )
     first: dict[str, _Event] = {}
     for event in events:
         first.setdefault(event.key, event)

@@ -79,7 +79,8 @@ _Values = tuple[float, float, float, float]  # tokens per second, TFLOPS, GiB, t
 
 def lines_of(text: str) -> int:
     """How many lines only torchtitan prints."""
-    return sum(1 for line in uncoloured_lines(text) if _STEP.search(line))
+    patterns = (_STEP, _MESH, _PARALLELISM)
+    return sum(any(p.search(line) for p in patterns) for line in uncoloured_lines(text))
 
 
 def read(text: str, source: str) -> LoggedRun:
