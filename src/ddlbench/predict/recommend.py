@@ -263,7 +263,7 @@ class Choice:
         """What measuring every candidate would cost; None if nothing was measured."""
         measured = {trial.strategy for trial in self.trials}
         devices = max((c.cell.devices for c in self.ranking.candidates), default=0)
-        others = [c.shown_s for c in self.ranking.ranked if c.strategy not in measured]
+        others = [self.ranking.step_s(c) for c in self.ranking.ranked if c.strategy not in measured]
         return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, answer: Mapping[str, Any]) -> dict[str, Any]:
