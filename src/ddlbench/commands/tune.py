@@ -18,6 +18,7 @@ from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.advice import runs_remark
+from ddlbench.predict.candidate import check_askable
 from ddlbench.predict.recommend import Limits, result_of, short_cell
 from ddlbench.predict.tuning import (
     BATCH_SIZE,
@@ -100,6 +101,7 @@ def tune(
     )
     if beyond and not dry_run:
         raise ConfigError(f"{beyond.beyond}; --dry-run predicts it")
+    check_askable([candidate.cell for candidate in candidates], here)
 
     def history() -> History:
         return questions.knowledge().history
