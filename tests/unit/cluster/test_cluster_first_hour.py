@@ -46,6 +46,7 @@ def cluster(monkeypatch):
     def prints(rows, default=None, accounts=()):
         monkeypatch.setattr(init, "node_kinds", lambda: parse_kinds(rows, default))
         monkeypatch.setattr(init, "accounts", lambda: list(accounts))
+        monkeypatch.setattr(init, "partition_limits", lambda _: [])
 
     return prints
 
