@@ -39,10 +39,10 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
         table = pd.read_csv(path, skipinitialspace=True).rename(columns=str.strip)
         header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no text in UTF-8; save it as CSV in UTF-8") from None
+        raise ConfigError(f"{path} is no text in UTF-8; save it as CSV in UTF-8") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
+        raise ConfigError(f"{path} cannot be read as a CSV table: {reason}") from None
     if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
         raise ConfigError(
             f"{path}: {sign!r} stands between its columns; write commas, and points in numbers"

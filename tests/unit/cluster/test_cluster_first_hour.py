@@ -150,7 +150,7 @@ def test_any_text_stays_a_text_in_the_file(text, project, cluster):
 @pytest.mark.parametrize(
     ("name", "words", "sentence"),
     [
-        ("beta", ["--scratch", ""], "no site is written: .*beta.yaml: scratch: must not be empty"),
+        ("beta", ["--scratch", ""], "no site is written: .*beta.yaml: scratch must not be empty"),
         ("beta", ["--account", "REPLACE_ME"], "no site is written: .*replace REPLACE_ME"),
         ("be ta", [], "its name is a folder of results"),
     ],

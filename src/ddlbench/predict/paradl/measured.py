@@ -54,7 +54,7 @@ def measured_rows(table: pd.DataFrame, where: str) -> pd.DataFrame:
     """
     check_columns(table, REQUIRED, where)
     if table.empty:
-        raise ConfigError(f"{where}: has no row; write at least one iteration")
+        raise ConfigError(f"{where} has no row; write at least one iteration")
     rows = table.copy()
     for name in NUMBERS:
         given = rows[name] if name in rows.columns else pd.Series(math.nan, rows.index)
