@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -34,6 +34,7 @@ from ddlbench.common.errors import ConfigError, file_fault, printable
 from ddlbench.experiment.site import parse_site, site_file
 from ddlbench.interconnect.nvidia_programs import P2P, state_of_p2p
 from ddlbench.planning.budget import SPARE_MINUTES, timeouts_within
+from ddlbench.slurm.partition_limits import PartitionLimits, partition_limits
 from ddlbench.slurm.partitions import (
     NodeKind,
     accounts,
@@ -233,6 +234,7 @@ def interview(
         device=device,
         devices_per_node=devices_per_node,
         ask=not yes,
+        limits_of=partition_limits,
     )
     if account is None:
         types = {gpu_type for kind in kinds for gpu_type, _ in kind.gpus}
@@ -257,11 +259,12 @@ def choose(
     device: str | None = None,
     devices_per_node: int | None = None,
     ask: bool = False,
+    limits_of: Callable[[Sequence[str]], Sequence[PartitionLimits]] = lambda _: (),
 ) -> Selection:
     """The kind of node that a site is of.
 
     ``gpu`` is a type of GPU, a part of it, or a feature of untyped ones; a constraint is ``a&b``.
-    ``ask`` the user where there is a choice.
+    ``ask`` the user where there is a choice. ``limits_of`` partitions bound what a job may have.
 
     Raises:
         ConfigError: no node is so, or the best ones take no jobs and their partition is not named.
@@ -298,6 +301,7 @@ def choose(
         device=device or ("cpu" if offer.gpu_type is None else "cuda"),
         devices_per_node=devices_per_node,
         constraint=constraint,
+        limits=next(iter(limits_of([offer.kind.partition])), None),
     )
 
 

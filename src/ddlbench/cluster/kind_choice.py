@@ -12,12 +12,13 @@ are all drained, is taken only if the user names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import counted
 from ddlbench.planning.budget import SPARE_MINUTES
+from ddlbench.slurm.partition_limits import PartitionLimits
 from ddlbench.slurm.partitions import (
     SLICES_ALONE,
     NodeKind,
@@ -221,10 +222,12 @@ def select(
     device: str,
     devices_per_node: int | None = None,
     constraint: str | None = None,
+    limits: PartitionLimits | None = None,
 ) -> Selection:
     """What a site of an offer says: of its nodes, and of others on which its jobs may run.
 
-    Without ``devices_per_node`` it has all devices of a node, or one slice.
+    It says no more than one job may have. Without ``devices_per_node`` it has all devices of a
+    node, or one slice.
     """
     kind = offer.kind
     devices = devices_per_node or (1 if offer.is_slice else offer.gpus)
@@ -241,22 +244,50 @@ def select(
     known_mb = [size for size in memory_mb if size is not None]
     cpus = min(each.cpus_per_node for each in (kind, *left))
     counted_kinds = [kind, *counts_too]
-    usable = sum(each.usable for each in counted_kinds)
+    has = {
+        "nodes": sum(each.usable for each in counted_kinds)
+        or sum(each.nodes for each in counted_kinds),
+        "cores of a node": cpus,
+        "MB of a node": min(known_mb) if len(known_mb) == len(memory_mb) else None,
+    }
+    gives = _within_limits(has, limits)
     remarks = [
         *_of_nodes(offer, counted_kinds),
+        *_of_limits(kind.partition, has, gives),
         *_of_rivals(offer, needed if constraint is None else None, rivals, left),
         *_of_slices(offer, devices),
     ]
     return Selection(
         offer=offer,
         device=device,
-        devices_per_node=devices or max(1, cpus),
-        nodes=usable or sum(each.nodes for each in counted_kinds),
-        cpus_per_node=cpus,
-        memory_mb=min(known_mb) if len(known_mb) == len(memory_mb) else None,
+        devices_per_node=devices or max(1, gives["cores of a node"] or 0),
+        nodes=gives["nodes"] or 0,
+        cpus_per_node=gives["cores of a node"] or 0,
+        memory_mb=gives["MB of a node"],
         constraint=needed,
         remarks=tuple(remarks),
     )
+
+
+def _within_limits(
+    has: Mapping[str, int | None], limits: PartitionLimits | None
+) -> dict[str, int | None]:
+    """What a job gets of what the nodes have; an amount that nobody knows stays unknown."""
+    if limits is None:
+        return dict(has)
+    cpus = has["cores of a node"] or 0
+    most = (limits.nodes, limits.cpus_per_node, limits.most_memory_mb(cpus))
+    return {
+        what: amount if amount is None or limit is None else min(amount, max(1, limit))
+        for (what, amount), limit in zip(has.items(), most, strict=True)
+    }
+
+
+def _of_limits(
+    partition: str, has: Mapping[str, int | None], gives: Mapping[str, int | None]
+) -> list[str]:
+    less = [f"{gives[what]} of {has[what]} {what}" for what in has if gives[what] != has[what]]
+    return [f"partition {partition} gives a job at most {', '.join(less)}"] if less else []
 
 
 def _of_nodes(offer: Offer, kinds: Sequence[NodeKind]) -> list[str]:

@@ -53,7 +53,7 @@ def read(file: Path) -> None:
     refuse_other_forms(text, str(file))
     if '"schema_version"' in text:
         raise ConfigError(
-            f"{file}: is a file of ddlbench, not what a test printed; `ddlbench links show` reads "
+            f"{file} is a file of ddlbench, not what a test printed; `ddlbench links show` reads "
             "a links.json"
         )
     if is_nccl_tests(text):
@@ -90,10 +90,10 @@ def refuse_other_forms(text: str, where: str) -> None:
     """
     if "nvbandwidth Version" in text and not _is_nvbandwidth(text):
         raise ConfigError(
-            f"{where}: is the text of nvbandwidth; run `nvbandwidth -j`, give its JSON"
+            f"{where} is the text of nvbandwidth; run `nvbandwidth -j`, give its JSON"
         )
     if '"out_of_place"' in text and '"bus_bw"' in text:
-        raise ConfigError(f"{where}: is the JSON of nccl-tests; give the text that it prints")
+        raise ConfigError(f"{where} is the JSON of nccl-tests; give the text that it prints")
 
 
 def text_of(path: Path) -> str:
@@ -105,7 +105,7 @@ def text_of(path: Path) -> str:
     try:
         content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     refuse_compressed(content, path)
     return decoded(content)
 
@@ -266,7 +266,7 @@ def compare_command(
         pairs = judged_pairs(read.pairs, system, library)
         answers.append((Measured("copies", 1, system.devices_per_node, (), ()), system, pairs))
     if not answers and read.devices == 1:
-        raise ConfigError(f"{sweep}: is of one GPU, which has no link; give a test of two or more")
+        raise ConfigError(f"{sweep} is of one GPU, which has no link; give a test of two or more")
     if not answers:
         raise ConfigError(f"{sweep}: {_nothing_to_judge(read, nodes, devices_per_node)}")
     for remark in (*read.remarks, *_of_other_device(read.names, device)):
@@ -359,9 +359,9 @@ def _content(
 def _check_one_node(path: Path, devices: int, nodes: int | None, per_node: int | None) -> None:
     """Refuse options that a file of copies within a node contradicts."""
     if nodes not in (None, 1):
-        raise ConfigError(f"{path}: holds copies within one node; leave --nodes out")
+        raise ConfigError(f"{path} holds copies within one node; leave --nodes out")
     if per_node not in (None, devices):
-        raise ConfigError(f"{path}: is of {devices} devices; leave --devices-per-node out")
+        raise ConfigError(f"{path} is of {devices} devices; leave --devices-per-node out")
 
 
 def _sweeps_of(links: Links, nodes: int | None, devices: int | None) -> Iterator[Measured]:

@@ -441,7 +441,7 @@ def _text(file: Path) -> str:
         if file.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{file}: over a gigabyte; give the part with the training's lines")
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     return text_of(file)
 
 

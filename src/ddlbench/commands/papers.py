@@ -158,7 +158,7 @@ def _check_options(figure: str | None, as_json: bool, every_figure: bool, out: P
         other = "--json" if figure is None else figure
         raise ConfigError(f"--all writes a page of every figure; leave out {other}")
     if every_figure and out is not None and out.is_dir():
-        raise ConfigError(f"--out {out}: is a folder; write a file in it, as {out / PAGE.name}")
+        raise ConfigError(f"--out {out} is a folder; write a file in it, as {out / PAGE.name}")
     if out is not None and not every_figure and figure is None:
         raise ConfigError(f"--out {out}: of which figure? name a table, or add --all")
 

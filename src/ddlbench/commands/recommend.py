@@ -44,7 +44,15 @@ from ddlbench.common.screen import (
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.experiment.config import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
-from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
+from ddlbench.predict.advice import (
+    Advice,
+    advise,
+    answer_dict,
+    batch_hint,
+    chance_text,
+    range_text,
+    runs_remark,
+)
 from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
@@ -261,7 +269,9 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
     rows = zip(
         [size.question.geometry for size in sizes],
         [candidate.label if candidate else "nothing compared" for candidate in best],
-        in_one_unit([candidate.shown_s if candidate else None for candidate in best], TIMES),
+        in_one_unit(
+            [size.ranking.step_s(size.best) if size.best else None for size in sizes], TIMES
+        ),
         ["" if size.speedup is None else ratio_text(size.speedup) for size in sizes],
         [f"{size.efficiency:.0%}" if size.efficiency is not None else "" for size in sizes],
         [two_digits(HOURS.of(s)) if (s := size.epoch_device_s) else "" for size in sizes],
@@ -341,18 +351,25 @@ def recommendation_lines(
 
 
 def _ranking_table(ranking: Ranking) -> list[str]:
+    """The fastest first, by its step; beside it what else is known of the step.
+
+    That is the prediction where measured steps decide, and the measured step where they do not.
+    """
     ranked, tied = ranking.ranked, ranking.tied
     places = {place for place, c in enumerate(ranked, start=1) if c in tied}
-    measured = in_one_unit([median(c.measured_s) if c.measured_s else None for c in ranked], TIMES)
-    if any(measured):
-        measured = [text or "no" for text in measured]
+    by_runs = _by_runs(ranked)
+    measured_s = [median(c.measured_s) if c.measured_s else None for c in ranked]
+    other_s = [c.predicted_s for c in ranked] if by_runs else measured_s
+    others = in_one_unit(other_s, TIMES)
     headings = (
-        "strategy | > predicted | > measured | > 90 % /1 | > speed-up | > memory /2 | > fastest"
+        f"strategy | > step | > runs | > {'predicted' if by_runs else 'measured'} /2 | > 90 % /1"
+        " | > speed-up | > memory /3 | > fastest"
     )
     rows = zip(
         [c.label for c in ranked],
-        in_one_unit([c.predicted_s for c in ranked], TIMES),
-        [f"{text}!" if _disagrees(c) else text for c, text in zip(ranked, measured, strict=True)],
+        in_one_unit([ranking.step_s(c) for c in ranked], TIMES),
+        [str(c.belief.runs) if by_runs and c.belief else "" for c in ranked],
+        [f"{text}!" if _disagrees(c) else text for c, text in zip(ranked, others, strict=True)],
         [range_text(*ranking.interval_s(c)) for c in ranked],
         [_speedup_text(ranking, c) for c in ranked],
         in_one_unit([c.memory_bytes for c in ranked], BYTES),
@@ -362,21 +379,25 @@ def _ranking_table(ranking: Ranking) -> list[str]:
     return ranking_table(headings, rows, places if len(tied) > 1 else ())
 
 
+def _by_runs(ranked: Sequence[Candidate]) -> bool:
+    return any(c.basis == "measured" for c in ranked)
+
+
 def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
-    """``1.12``; ``~1.12`` if a measured row has a predicted one, ``1.12^`` if above its bound.
+    """``1.12``; ``~1.12`` if only one device's step is predicted, ``1.12^`` if above its bound.
 
     ``diverged`` stands at a strategy that ran with a loss that is no number, as in the report.
     """
     speedup = ranking.speedup(candidate)
     if speedup is None:
         return ""
-    before = "~" if _of_other_world(ranking, candidate) else ""
+    before = "~" if _of_predicted_base(ranking, candidate) else ""
     above = "^" if ranking.above_bound(candidate) else ""
     diverged = " diverged" if candidate.diverged else ""
     return f"{before}{ratio_text(speedup.ratio)}{above}{diverged}"
 
 
-def _of_other_world(ranking: Ranking, candidate: Candidate) -> bool:
+def _of_predicted_base(ranking: Ranking, candidate: Candidate) -> bool:
     speedup = ranking.speedup(candidate)
     return speedup is not None and speedup.basis != candidate.basis
 
@@ -390,20 +411,18 @@ def _disagrees(candidate: Candidate) -> bool:
 def _legend(ranking: Ranking) -> list[str]:
     ranked = ranking.ranked
     if not any(c.measured_s for c in ranked):
-        return paragraph("No cell like these has been measured here.")
-    if not any(c.basis == "measured" for c in ranked):
+        return paragraph("No cell like these has been measured here: every step is predicted.")
+    if not _by_runs(ranked):
         return paragraph("Measured steps decide nothing with this recommender.")
-    sentences = ["Measured rows have measured speed-ups, the others predicted ones."]
-    if any(c.basis == "measured" for c in ranked) and any(c.basis == "predicted" for c in ranked):
-        sentences.append(
-            "What was measured moves the places and the intervals of predicted rows, not their "
-            "predicted steps."
-        )
+    sentences = [runs_remark({c.basis for c in ranked if c.basis})]
     if any(map(_disagrees, ranked)):
         sentences.append(f"! = predicted is over {_DISAGREE:.0%} off the measured step.")
     if any(map(ranking.above_bound, ranked)):
-        sentences.append("^ = measured above what the strategy can reach.")
-    if any(_of_other_world(ranking, c) for c in ranked):
+        sentences.append(
+            "^ = measured above what the strategy can reach; where that is 1, it stays below one "
+            "device."
+        )
+    if any(_of_predicted_base(ranking, c) for c in ranked):
         sentences.append("~ = predicted, as one device was not measured.")
     return paragraph(" ".join(sentences))
 

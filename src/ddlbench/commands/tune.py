@@ -17,6 +17,8 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.predict.advice import runs_remark
+from ddlbench.predict.candidate import check_askable
 from ddlbench.predict.recommend import Limits, result_of, short_cell
 from ddlbench.predict.tuning import (
     BATCH_SIZE,
@@ -99,6 +101,7 @@ def tune(
     )
     if beyond and not dry_run:
         raise ConfigError(f"{beyond.beyond}; --dry-run predicts it")
+    check_askable([candidate.cell for candidate in candidates], here)
 
     def history() -> History:
         return questions.knowledge().history
@@ -176,20 +179,23 @@ def _table(known: list[tuple[Configuration, Belief]], *, every_row: bool) -> lis
         if every_row or place <= _MOST_ROWS or belief.basis == "measured"
     }
     names = list(known[0][0].values)
+    bases = {known[place - 1][1].basis for place in shown}
+    by_runs = "measured" in bases
     rows = zip(
         *([_value_text(configuration, name) for configuration, _ in known] for name in names),
+        [two_digits(1 / belief.step_s) for _, belief in known],
+        [str(belief.runs) if by_runs else "" for _, belief in known],
         [
-            two_digits(1 / configuration.expected.step_s) + "/s" if configuration.expected else ""
+            two_digits(1 / configuration.expected.step_s)
+            if by_runs and configuration.expected
+            else ""
             for configuration, _ in known
         ],
-        [f"{two_digits(1 / b.step_s)}/s" if b.basis == "measured" else "" for _, b in known],
         in_one_unit([configuration.memory_bytes for configuration, _ in known], BYTES),
         strict=True,
     )
-    headings = " | ".join([*names, "> predicted", "> measured", "> memory /1"])
-    lines = ranking(headings, rows, shown=shown)
-    if len({known[place - 1][1].basis for place in shown}) > 1:
-        lines += paragraph("What was measured moves the places of the others.")
+    headings = " | ".join([*names, "> samples/s", "> runs", "> predicted /2", "> memory /1"])
+    lines = [*ranking(headings, rows, shown=shown), *paragraph(runs_remark(bases))]
     if len(shown) < len(known):
         lines.append(f"... and {len(known) - len(shown)} more (--all)")
     return lines

@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import yaml
 
-from ddlbench.common.errors import ConfigError, file_fault, printable, shown
+from ddlbench.common.errors import ConfigError, file_fault, placed, printable, shown
 from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form, required_keys
 
 _Reader = TypeVar("_Reader", bound=Callable[..., Any])
@@ -193,7 +193,7 @@ def refuse_compressed(content: bytes, path: Path) -> None:
     """
     for mark, program in _COMPRESSED.items():
         if content.startswith(mark):
-            raise ConfigError(f"{path}: is compressed ({program}); unpack it")
+            raise ConfigError(f"{path} is compressed ({program}); unpack it")
 
 
 def read_json(path: Path) -> Any:
@@ -405,10 +405,11 @@ class Document(Generic[_Form]):
             raise self._of_newer(where, f"{error}; this checkout reads schema") from error
         except WrongForm as error:
             fault = self._of_other_kind(value) or str(error)
-            raise self._error(f"{where}: {fault}{self._cure(where)}") from error
+            raise self._error(f"{placed(where, fault)}{self._cure(where)}") from error
         if type(version) is not int or version != self._version:
             given = "is missing" if version is None else f"{shown(version)} is not {self._version}"
-            raise self._error(f"{where}: schema_version: {given}{self._cure(where)}")
+            fault = f"{where}: {placed('schema_version', given)}"
+            raise self._error(f"{fault}{self._cure(where)}")
         return read
 
     def _of_other_kind(self, value: object) -> str:

@@ -29,6 +29,14 @@ class ConfigError(ValueError):
         super().__init__(text if safe == text else safe)
 
 
+_VERB = re.compile(r"(is|has|must) ")
+
+
+def placed(place: object, fault: str) -> str:
+    """``place: fault``; the colon is left out where the place is the subject of the fault."""
+    return f"{place} {fault}" if _VERB.match(fault) else f"{place}: {fault}"
+
+
 def file_fault(error: BaseException, folder: Path | None = None) -> str | None:
     """What to say of a file that cannot be written, read or reached; None of any other error.
 

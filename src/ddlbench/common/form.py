@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
 
-from ddlbench.common.errors import ConfigError, printable, shown
+from ddlbench.common.errors import ConfigError, placed, printable, shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -271,7 +271,7 @@ def _fault(error: ValidationError) -> ValueError:
     place = ".".join(printable(str(key)) for key in keys)
     if not others:
         return UnknownKey(f"{place} is not known here")
-    return WrongForm(f"{place}: {sentence}" if place else sentence)
+    return WrongForm(placed(place, sentence) if place else sentence)
 
 
 def _sentence(fault: ErrorDetails) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlbench.common.document import check_keys, parse_yaml
-from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, placed, shown
 from ddlbench.common.form import Form, read_form, schema_of
 from ddlbench.common.quantities import in_unit_of
 
@@ -39,7 +39,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as text: {error.reason}") from None
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "empty" if value is None else "one value"
-        raise ConfigError(f"{path}: is {kind}; write 'key: value' lines")
+        raise ConfigError(f"{path} is {kind}; write 'key: value' lines")
     return value
 
 
@@ -150,7 +150,7 @@ def _described(error: ValidationError, schema: Mapping[str, Any]) -> dict[str, A
 def _sentence(error: ValidationError) -> str:
     place = ".".join(str(part)[:_LONGEST_WORD] for part in error.absolute_path)
     write = _SENTENCES.get(str(error.validator), _other)
-    return f"{place}: {write(error)}" if place else write(error)
+    return placed(place, write(error)) if place else write(error)
 
 
 def _unknown_key(error: ValidationError) -> str:

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from ddlbench.common.environment import environment
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.environment import use_short_socket_folder
@@ -92,16 +93,9 @@ def _server() -> Any:
     modules += [name for name in further if importlib.util.find_spec(name.partition(".")[0])]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(modules)
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads must not fork
     use_short_socket_folder()
-    try:
+    with environment(OMP_NUM_THREADS="1"):  # a process with threads must not fork
         forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
     return context
 
 

@@ -170,7 +170,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
     for place, layer in experiment.layers():
         if {"batch_size", "batch_per_device"} <= set(layer):
             raise ConfigError(
-                f"{where}: {place}: gives batch_size and batch_per_device; keep one of them"
+                f"{where}: {place} gives batch_size and batch_per_device; keep one of them"
             )
     for place, condition in experiment.conditions():
         _check_condition(condition, f"{where}: {place}")
@@ -187,7 +187,7 @@ def _check_condition(condition: Mapping[str, Any], where: str) -> None:
     """Refuse a value that no cell can have: the condition would silently change nothing."""
     for key, wanted in condition.items():
         if wanted == []:
-            raise ConfigError(f"{where}.{key}: must not be empty; write at least one value")
+            raise ConfigError(f"{where}.{key} must not be empty; write at least one value")
         for value in each(wanted):
             check(value, axes()[key], f"{where}.{key}")
 
@@ -413,7 +413,7 @@ def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         for key in _KEYS:
             if key in config:
                 raise ConfigError(
-                    f"{where}: is of no published figure, so {key!r} means nothing here; leave it "
+                    f"{where} is of no published figure, so {key!r} means nothing here; leave it "
                     "out"
                 )
         return dict(config)

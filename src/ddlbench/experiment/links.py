@@ -252,7 +252,7 @@ def read_links(path: Path) -> Links:
         ConfigError: there is none, or it is not of its form.
     """
     if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; give its links.json")
+        raise ConfigError(f"{path} is a folder; give its links.json")
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such links file; `snakemake --profile profiles/local links` measures it "

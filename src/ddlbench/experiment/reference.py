@@ -116,17 +116,17 @@ def read_reference(path: Path) -> Reference:
         ConfigError: it is missing, no YAML, not of its form, or a row contradicts itself.
     """
     if not path.is_file():
-        raise ConfigError(f"{path}: is neither a file nor a folder of results")
+        raise ConfigError(f"{path} is neither a file nor a folder of results")
     if path.stat().st_size > MOST_BYTES:
-        raise ConfigError(f"{path}: is larger than any reference file; give one, or a folder")
+        raise ConfigError(f"{path} is larger than any reference file; give one, or a folder")
     values = read_yaml(path)
     if "schema_version" not in values or "configurations" not in values:
         raise ConfigError(
-            f"{path}: is no reference file; give one of `ddlbench report reference`, or a folder "
+            f"{path} is no reference file; give one of `ddlbench report reference`, or a folder "
             "of results"
         )
     if "complete" not in values:
-        raise ConfigError(f"{path}: was cut, as it does not end with complete: true; write it anew")
+        raise ConfigError(f"{path} was cut, as it does not end with complete: true; write it anew")
     reference = read_checked(Reference, values, str(path))
     for row in reference.configurations:
         _check(row, str(path))

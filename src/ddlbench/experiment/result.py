@@ -546,9 +546,9 @@ def cell_result(path: Path, site: str, cell_id: str) -> Result | None:
             return None
         raise
     if result.cell_id != cell_id:
-        raise InvalidResult(f"{path}: is the result of {shown(result.cell_id)}")
+        raise InvalidResult(f"{path} is the result of {shown(result.cell_id)}")
     if result.site != site:
-        raise InvalidResult(f"{path}: is the result of site {shown(result.site)}, not of {site}")
+        raise InvalidResult(f"{path} is the result of site {shown(result.site)}, not of {site}")
     return complete(result, path)
 
 

@@ -291,9 +291,9 @@ def _read_configuration(path: Path) -> dict[str, Any]:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"hf:{path}: cannot be read as JSON: {error}") from None
+        raise ConfigError(f"hf:{path} cannot be read as JSON: {error}") from None
     if not isinstance(written, dict):
-        raise ConfigError(f"hf:{path}: is no configuration; write an object with model_type")
+        raise ConfigError(f"hf:{path} is no configuration; write an object with model_type")
     return written
 
 

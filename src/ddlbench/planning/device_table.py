@@ -109,7 +109,7 @@ def read_table(path: Path, dataset: str) -> DeviceTable:
     rows = _rows(path)
     header = next(rows, None)
     if header is None:
-        raise ConfigError(f"{path}: is empty; a table begins with the columns {_written(COLUMNS)}")
+        raise ConfigError(f"{path} is empty; a table begins with the columns {_written(COLUMNS)}")
     _, columns = header
     batch_sizes = _batch_sizes(path, columns)
     blocks: list[Block] = []
@@ -120,7 +120,7 @@ def read_table(path: Path, dataset: str) -> DeviceTable:
         where = f"{path}, line {line}"
         if len(values) != len(columns):
             raise ConfigError(
-                f"{where}: has {len(values)} values for {len(columns)} columns; write one each"
+                f"{where} has {len(values)} values for {len(columns)} columns; write one each"
             )
         row = dict(zip(columns, values, strict=True))
         tensors = _tensors(row["parameters"], where)
@@ -135,7 +135,7 @@ def read_table(path: Path, dataset: str) -> DeviceTable:
         parameters.append(tensors)
         entering = block.output_bytes
     if not blocks:
-        raise ConfigError(f"{path}: holds no block; write a row for each")
+        raise ConfigError(f"{path} holds no block; write a row for each")
     return DeviceTable(batch_sizes, tuple(blocks), tuple(parameters))
 
 
@@ -148,16 +148,16 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             f"{path.parents[1].name} --site SITE, from profiles measured on the device"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no text; save the table as CSV in UTF-8") from None
+        raise ConfigError(f"{path} is no text; save the table as CSV in UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         for values in reader:
             if any(map(str.strip, values)):
                 yield reader.line_num, [value.strip() for value in values]
     except csv.Error as error:
-        raise ConfigError(f"{path}, line {reader.line_num}: is no CSV: {error}") from None
+        raise ConfigError(f"{path}, line {reader.line_num} is no CSV: {error}") from None
 
 
 def _batch_sizes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def table_of_graph(path: Path, network: str, spec: DatasetSpec) -> DeviceTable:
 def _batch_size(graph: GraphFile, spec: DatasetSpec, path: Path) -> int:
     if len(graph.inputs) != 1:
         raise ConfigError(
-            f"{path}: has {len(graph.inputs)} inputs; its one Input node must say how many bytes "
+            f"{path} has {len(graph.inputs)} inputs; its one Input node must say how many bytes "
             "a mini-batch has"
         )
     (given,) = graph.inputs

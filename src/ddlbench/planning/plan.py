@@ -155,7 +155,7 @@ class Plan:
         """
         for name, value in options.items():
             if name not in self.details:
-                raise WrongForm(f"details.{name}: is missing")
+                raise WrongForm(f"details.{name} is missing")
             planned = self.details[name]
             if isinstance(value, int) and value and planned != value:  # 0 lets the plan choose
                 raise WrongForm(f"details.{name}: {shown(planned)} is not the cell's {value}")

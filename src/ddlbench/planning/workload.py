@@ -142,7 +142,7 @@ class Workload:
         """
         entries = self._profile.get("blocks") or []
         if not entries:
-            raise ConfigError(f"{self._where}: holds no blocks; measure the profile again")
+            raise ConfigError(f"{self._where} holds no blocks; measure the profile again")
         layers = self.layers_by_block
         return tuple(
             Block(

@@ -300,6 +300,14 @@ def basis_text(candidate: Candidate) -> str:
     return f"measured, {counted(belief.runs, 'run')}"
 
 
+def runs_remark(bases: Collection[str]) -> str:
+    """What the column ``runs`` of a ranking tells of its steps; empty if nothing was measured."""
+    if "measured" not in bases:
+        return ""
+    corrected = " The others are predictions, corrected by these runs."
+    return f"Rows with runs are measured.{corrected if 'predicted' in bases else ''}"
+
+
 def chance_text(chance: float | None) -> str:
     """A probability as people read it; empty where it is not known."""
     if chance is None:

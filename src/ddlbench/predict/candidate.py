@@ -16,7 +16,7 @@ one device over the highest speed-up that the cell can reach
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -95,6 +95,18 @@ class Knowledge:
     def by_runs(self) -> bool:
         """Whether measured steps go before predictions."""
         return self.recommender == DEFAULT_RECOMMENDER
+
+
+def check_askable(cells: Sequence[Cell], known: Knowledge) -> None:
+    """Raise ConfigError if none of the cells can be predicted: it names the first thing to do.
+
+    That is a smaller geometry, then the profile and links that are missing.
+    """
+    parallel = [cell for cell in cells if cell.devices > 1] or cells
+    too_small = [None if known.site.scales else known.site.why_too_small(c) for c in parallel]
+    if all(too_small):
+        raise ConfigError(f"{too_small[0]}; write a smaller --geometry, or another --site")
+    known.inputs.check(cells)
 
 
 def assess(cell: Cell, known: Knowledge) -> Candidate:

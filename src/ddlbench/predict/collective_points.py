@@ -99,7 +99,7 @@ def read_points(
     """
     check_columns(table, _NEEDED, where)
     if table.empty:
-        raise ConfigError(f"{where}: has no row; write at least one point")
+        raise ConfigError(f"{where} has no row; write at least one point")
     table = table.reset_index(drop=True).copy()
     names = table["collective"].astype(str).str.replace("-", "_")
     refuse(names != "all_reduce", table["collective"], where, "{!r} is no all-reduce; leave it out")

@@ -27,13 +27,14 @@ class RankedCandidate(TypedDict):
     strategy: str
     geometry: str
     step_s: Positive
-    """Median of the measured steps, else predicted."""
+    """Median of the measured steps, else predicted and moved by measured steps of others."""
     interval_s: Interval
-    """Holds the step in 90 % of cases; measured steps of other candidates have moved it."""
+    """Holds the step in 90 % of cases."""
     basis: Literal["measured", "predicted"]
     speedup: Positive | None
-    """One device's step over this one, both measured or both predicted."""
+    """One device's step over this one; at most ``bound`` where one of them is predicted."""
     speedup_basis: Literal["measured", "predicted"] | None
+    """Measured where both steps are."""
     bound: Positive | None
     """Highest speed-up that it can reach."""
     chance: Share | None
@@ -42,6 +43,7 @@ class RankedCandidate(TypedDict):
     label: str
     cell_id: str
     predicted_step_s: Positive | None
+    """By the prediction alone."""
     predicted_interval_s: Interval | None
     """90 %, by the prediction alone."""
     measured_step_s: Positive | None

@@ -467,7 +467,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         ConfigError: a value of the table or of the question is wrong, or no row can be predicted.
     """
     if table.empty:
-        raise ConfigError(f"{question.where}: has no row; write at least one run")
+        raise ConfigError(f"{question.where} has no row; write at least one run")
     everything = _scalings_of(table, question)
     everything.check_any()
     rows = everything.rows

@@ -271,7 +271,7 @@ class Size:
         if self.best is None:
             return None
         steps = DATASETS[self.question.dataset].num_train / self.question.batch_size
-        return steps * self.best.shown_s * self.devices
+        return steps * self.ranking.step_s(self.best) * self.devices
 
     def to_dict(self) -> dict[str, Any]:
         hours = None if self.epoch_device_s is None else HOURS.of(self.epoch_device_s)

@@ -3,11 +3,10 @@
 ::
 
     candidates -> predictions within their bound -> measured steps move the other beliefs
-               -> chances, within the bound -> order: ranked by time, then what is not ranked
+               -> steps and chances, within the bound -> order: ranked by step, then the others
 
-A place is by the belief, which measured steps have moved. The predicted step beside it stays what
-the model says, so that both speed-ups of a row are of one world: both steps are measured, or both
-are predicted.
+The step of a candidate (:meth:`Ranking.step_s`) is what is believed of it: it decides the place, it
+is shown, and speed-ups are ratios of it. The step that the model alone predicts stays beside it.
 
 What is known of a step decides how probably its candidate is the fastest::
 
@@ -294,14 +293,6 @@ class Candidate:
         return self.belief.basis if self.belief else None
 
     @property
-    def shown_s(self) -> float:
-        """Seconds of its step as they are shown: the measured median, else the prediction."""
-        assert self.belief is not None
-        if self.belief.basis == "measured":
-            return median(self.measured_s)
-        return self.belief.step_s if self.predicted_s is None else self.predicted_s
-
-    @property
     def code(self) -> str:
         """The kind of its reason, as docs/reference/reasons.csv lists them."""
         return code_of(self.reason)
@@ -330,10 +321,10 @@ _FAILED = Reason("no_step", "failed here: its cell ended without a step")
 
 @dataclass(frozen=True)
 class Speedup:
-    """One device's step over a candidate's, both of one basis."""
+    """One device's step over a candidate's; measured if both steps are."""
 
     ratio: float
-    basis: str
+    basis: Basis
 
 
 @dataclass(frozen=True)
@@ -374,31 +365,34 @@ class Ranking:
     @cached_property
     def reference(self) -> Candidate | None:
         """One device, which speed-ups are ratios to; also one whose memory is too small."""
-        base = next((c for c in self.candidates if c.strategy == BASE), None)
-        return base if base and base.code == "too_large" else self.base
+        return _reference(self.candidates)
 
-    def speedup(self, candidate: Candidate) -> Speedup | None:
-        """Speed-up over one device, measured if both were, else predicted; None if unknown."""
-        base = self.reference
-        if base is None:
-            return None
-        if candidate.basis == base.basis == "measured":
-            return Speedup(base.shown_s / candidate.shown_s, "measured")
-        if candidate.predicted_s and base.predicted_s:
-            return Speedup(base.predicted_s / candidate.predicted_s, "predicted")
-        return None
+    def step_s(self, candidate: Candidate) -> float:
+        """Seconds of its step: the measured median, else what is believed within its bound."""
+        assert candidate.belief is not None
+        if candidate.basis == "measured":
+            return candidate.belief.step_s
+        return max(candidate.belief.step_s, _least_s(candidate, self.reference))
 
     def interval_s(self, candidate: Candidate) -> tuple[float, float]:
-        """Holds the step in 90 % of cases, and the step that is shown.
-
-        A prediction begins where the bound allows it, or at the shown step if that is shorter.
-        """
+        """Holds the step in 90 % of cases; of a prediction, both ends are within the bound."""
         assert candidate.belief is not None
         low, high = candidate.belief.interval_s
-        base = self.base
-        if candidate.basis == "predicted" and base is not None and base.belief and candidate.bound:
-            low = max(low, base.belief.interval_s[0] / candidate.bound)
-        return min(low, candidate.shown_s), max(high, candidate.shown_s)
+        base = self.reference
+        if candidate.basis == "measured" or base is None or base.belief is None:
+            return low, high
+        least_s, most_s = (_share(candidate) * end_s for end_s in base.belief.interval_s)
+        return max(low, least_s), max(high, most_s)
+
+    def speedup(self, candidate: Candidate) -> Speedup | None:
+        """Speed-up over one device, within the bound if a step is predicted; None if unknown."""
+        base = self.reference
+        if base is None or base.belief is None or candidate.belief is None:
+            return None
+        ratio = self.step_s(base) / self.step_s(candidate)
+        if candidate.basis == base.basis == "measured":
+            return Speedup(ratio, "measured")
+        return Speedup(min(ratio, candidate.bound or math.inf), "predicted")
 
     def above_bound(self, candidate: Candidate) -> bool:
         """Whether it was measured faster than it can be."""
@@ -455,9 +449,15 @@ def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [replace(c, belief=next(beliefs)) if c in known else c for c in candidates]
 
 
+def _reference(candidates: Sequence[Candidate]) -> Candidate | None:
+    base = next((c for c in candidates if c.strategy == BASE), None)
+    return base if base and (base.ranked or base.code == "too_large") else None
+
+
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    base = next((c for c in candidates if c.strategy == BASE and c.ranked), None)
-    ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, base))
+    reference = _reference(candidates)
+    base = reference if reference and reference.ranked else None
+    ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, reference))
     # What would be known, but does not fit, goes first.
     others = sorted(
         (c for c in candidates if not c.ranked), key=lambda c: (c.belief is None, c.strategy)
@@ -493,12 +493,16 @@ def _share(candidate: Candidate) -> float:
     return 1 / candidate.bound
 
 
+def _least_s(candidate: Candidate, base: Candidate | None) -> float:
+    """The step that the bound allows over what is believed of one device's."""
+    return _share(candidate) * base.belief.step_s if base and base.belief else 0.0
+
+
 def _place(candidate: Candidate, base: Candidate | None) -> tuple[float, bool, float]:
     """By time within the bound; one device before what can only be as fast."""
     assert candidate.belief is not None
     step_s = candidate.belief.step_s
-    least_s = _share(candidate) * base.belief.step_s if base and base.belief else 0.0
-    return (max(step_s, least_s), candidate.strategy != BASE, step_s)
+    return (max(step_s, _least_s(candidate, base)), candidate.strategy != BASE, step_s)
 
 
 def _by_the_rule(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -516,10 +520,11 @@ def prediction_interval_s(ranking: Ranking, strategy: str) -> tuple[float, float
 
     By the prediction alone, whatever was measured of this strategy.
     """
-    candidate = next((c for c in ranking.candidates if c.strategy == strategy), None)
-    if candidate is None or candidate.expected is None:
+    candidates = tuple(replace(c, belief=c.expected) for c in ranking.candidates)
+    candidate = next((c for c in candidates if c.strategy == strategy), None)
+    if candidate is None or candidate.belief is None:
         return None
-    return ranking.interval_s(replace(candidate, belief=candidate.expected))
+    return replace(ranking, candidates=candidates).interval_s(candidate)
 
 
 def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:
@@ -529,7 +534,7 @@ def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:
     return {
         "strategy": candidate.strategy,
         "geometry": candidate.cell.geometry,
-        "step_s": candidate.shown_s,
+        "step_s": ranking.step_s(candidate),
         "interval_s": list(ranking.interval_s(candidate)),
         "basis": candidate.basis,
         "speedup": speedup.ratio if speedup else None,

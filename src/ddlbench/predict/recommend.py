@@ -48,7 +48,7 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
-from ddlbench.predict.candidate import Knowledge, assess
+from ddlbench.predict.candidate import Knowledge, assess, check_askable
 from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.evaluate import departures_of, divergences_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
@@ -70,7 +70,7 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
         predictor_for(known_here.recommender, BASE, kind)  # the name must be known
     candidates = [candidate_of(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
-        known_here.inputs.check([candidate.cell for candidate in candidates])
+        check_askable([candidate.cell for candidate in candidates], known_here)
     return rank(
         candidates,
         known_here.recommender,
@@ -263,7 +263,7 @@ class Choice:
         """What measuring every candidate would cost; None if nothing was measured."""
         measured = {trial.strategy for trial in self.trials}
         devices = max((c.cell.devices for c in self.ranking.candidates), default=0)
-        others = [c.shown_s for c in self.ranking.ranked if c.strategy not in measured]
+        others = [self.ranking.step_s(c) for c in self.ranking.ranked if c.strategy not in measured]
         return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, answer: Mapping[str, Any]) -> dict[str, Any]:

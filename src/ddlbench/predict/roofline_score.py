@@ -170,7 +170,7 @@ def eager_runs(folder: Path | None = None) -> EagerRuns:
             if what in _EAGER_ROWS:
                 rows += _EAGER_ROWS[what](network, check["figures"])
     if sheet is None or not rows:
-        raise ConfigError(f"{folder}: has no steps of a device that config/hardware has")
+        raise ConfigError(f"{folder} has no steps of a device that config/hardware has")
     return _eager(sheet, rows)
 
 

@@ -41,9 +41,9 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
         table = pd.read_csv(path, skipinitialspace=True).rename(columns=str.strip)
         header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no text in UTF-8; save it as CSV in UTF-8") from None
+        raise ConfigError(f"{path} is no text in UTF-8; save it as CSV in UTF-8") from None
     except pd.errors.EmptyDataError:
-        raise ConfigError(f"{path}: is empty; write a line of columns, and a row per run") from None
+        raise ConfigError(f"{path} is empty; write a line of columns, and a row per run") from None
     except (OSError, ValueError) as error:
         if longer := _LONGER_ROW.search(str(error)):
             columns, line, values = map(int, longer.groups())
@@ -52,7 +52,7 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
                 "write one for each, and a text with a comma in double quotes"
             ) from None
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
+        raise ConfigError(f"{path} cannot be read as a CSV table: {reason}") from None
     if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
         raise ConfigError(
             f"{path}: {sign!r} stands between its columns; write commas, and points in numbers"

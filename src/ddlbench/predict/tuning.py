@@ -140,10 +140,10 @@ def varied(
 def configurations(
     question: Question, strategy: str, values: Mapping[str, Sequence[OptionValue]], known: Knowledge
 ) -> list[Configuration]:
-    """Every configuration, predicted; what cannot run or does not fit says why.
+    """Every configuration, predicted; what cannot run, does not fit or has no profile says why.
 
     Raises:
-        ConfigError: a value is wrong, there are too many, or a profile or links are missing.
+        ConfigError: a value is wrong, or there are too many.
     """
     count = int(np.prod([len(choices) for choices in values.values()]))
     if count > _MOST:
@@ -155,7 +155,6 @@ def configurations(
         values_chosen = dict(zip(values, chosen, strict=True))
         cell = _cell(question, strategy, values_chosen)
         cells.setdefault(cell.id, (values_chosen, cell))
-    known.inputs.check([cell for _, cell in cells.values()])
     base = assess(question.cell(BASE), known)
     return [
         Configuration(values_chosen, _limited(cell, base, known))

@@ -20,27 +20,24 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-_OF_THE_USER = ("MPLBACKEND", "MATPLOTLIBRC")
+from ddlbench.common.environment import environment
 
 
 @contextmanager
 def _without_settings() -> Iterator[None]:
     """Let matplotlib find the settings that it comes with, and no others."""
-    before = {name: os.environ.pop(name) for name in _OF_THE_USER if name in os.environ}
     spec = find_spec("matplotlib")
     shipped = Path(spec.origin).parent / "mpl-data" if spec and spec.origin else Path()
-    os.environ["MATPLOTLIBRC"] = str(shipped / "matplotlibrc")
     # A file in the working folder goes before all others, so it must not be the working folder.
     here = Path.cwd() if Path("matplotlibrc").exists() else None
     if here is not None:
         os.chdir(shipped)
     try:
-        yield
+        with environment(MPLBACKEND=None, MATPLOTLIBRC=str(shipped / "matplotlibrc")):
+            yield
     finally:
         if here is not None:
             os.chdir(here)
-        del os.environ["MATPLOTLIBRC"]
-        os.environ.update(before)
 
 
 if "matplotlib" not in sys.modules:

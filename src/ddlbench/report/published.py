@@ -287,10 +287,10 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
         printed = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{path}: cannot be read: {why}; write {', '.join(columns)}") from None
+        raise ConfigError(f"{path} cannot be read: {why}; write {', '.join(columns)}") from None
     if (headings := list(map(str, printed))) != columns:
         raise ConfigError(
-            f"{path}: has the columns {', '.join(headings)}; write {', '.join(columns)}"
+            f"{path} has the columns {', '.join(headings)}; write {', '.join(columns)}"
         )
     ours = PRINTED_TABLES[kind]()
     try:

@@ -215,7 +215,7 @@ def _check_across(across: Sequence[str], configurations: Sequence[Configuration]
     for name in across:
         if name not in known:
             raise ConfigError(
-                f"--across {shown(name)}: is no setting of a cell; {nearest(name, known)}"
+                f"--across {shown(name)} is no setting of a cell; {nearest(name, known)}"
             )
 
 

@@ -46,6 +46,7 @@ def cluster(monkeypatch):
     def prints(rows, default=None, accounts=()):
         monkeypatch.setattr(init, "node_kinds", lambda: parse_kinds(rows, default))
         monkeypatch.setattr(init, "accounts", lambda: list(accounts))
+        monkeypatch.setattr(init, "partition_limits", lambda _: [])
 
     return prints
 
@@ -149,7 +150,7 @@ def test_any_text_stays_a_text_in_the_file(text, project, cluster):
 @pytest.mark.parametrize(
     ("name", "words", "sentence"),
     [
-        ("beta", ["--scratch", ""], "no site is written: .*beta.yaml: scratch: must not be empty"),
+        ("beta", ["--scratch", ""], "no site is written: .*beta.yaml: scratch must not be empty"),
         ("beta", ["--account", "REPLACE_ME"], "no site is written: .*replace REPLACE_ME"),
         ("be ta", [], "its name is a folder of results"),
     ],

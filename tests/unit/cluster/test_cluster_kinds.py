@@ -7,6 +7,7 @@ import pytest
 from ddlbench.cluster.init import choose
 from ddlbench.cluster.kind_choice import fitting_accounts
 from ddlbench.common.errors import ConfigError
+from ddlbench.slurm.partition_limits import PartitionLimits
 from ddlbench.slurm.partitions import parse_kinds
 
 
@@ -116,6 +117,22 @@ TWO_SIZES = (
 def test_kinds_of_one_type_are_told_apart_by_a_feature(options, constraint, nodes, memory_mb):
     chosen = choose(rows(*TWO_SIZES), **options)
     assert (chosen.constraint, chosen.nodes, chosen.memory_mb) == (constraint, nodes, memory_mb)
+
+
+@pytest.mark.parametrize(
+    ("limits", "nodes", "cpus", "memory_mb", "remark"),
+    [
+        ({}, 4, 48, 500_000, ""),
+        ({"nodes": 9, "cpus_per_node": 64}, 4, 48, 500_000, ""),
+        ({"nodes": 2}, 2, 48, 500_000, "at most 2 of 4 nodes"),
+        ({"cpus_per_node": 12}, 4, 12, 500_000, "at most 12 of 48 cores of a node"),
+        ({"memory_per_cpu_mb": 1000}, 4, 48, 48_000, "at most 48000 of 500000 MB of a node"),
+    ],
+)
+def test_a_site_has_no_more_than_a_job_may_have(limits, nodes, cpus, memory_mb, remark):
+    chosen = choose(rows({}), limits_of=lambda names: [PartitionLimits(names[0], **limits)])
+    assert (chosen.nodes, chosen.cpus_per_node, chosen.memory_mb) == (nodes, cpus, memory_mb)
+    assert remark in " ".join(chosen.remarks)
 
 
 def test_an_untyped_gpu_is_named_by_a_feature():

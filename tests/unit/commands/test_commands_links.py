@@ -82,7 +82,7 @@ def test_a_remark_stands_beside_the_json(tmp_path):
 def test_a_missing_file_is_one_sentence(tmp_path):
     done = run("read", tmp_path / "none.txt")
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception).endswith("none.txt: cannot be read: No such file or directory")
+    assert str(done.exception).endswith("none.txt cannot be read: No such file or directory")
 
 
 def test_show_lists_fits_and_slow_pairs(tmp_path):

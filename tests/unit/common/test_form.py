@@ -11,7 +11,7 @@ import pytest
 from annotated_types import Len
 from typing_extensions import TypedDict
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, placed
 from ddlbench.common.form import (
     Form,
     Natural,
@@ -99,8 +99,8 @@ def test_what_is_absent_has_its_default():
         ({"rows": [[1], 2]}, "rows.1: 2 is not a list"),
         ({"inner": [{"source": -1}]}, "inner.0.source: -1 is too small; write at least 0"),
         ({"inner": [{"source": 1, "pair": [1.0]}]}, "inner.0.pair"),
-        ({"inner": [{}]}, "inner.0.source: is missing"),
-        ({"inner": [{}], "further": 1}, "inner.0.source: is missing"),
+        ({"inner": [{}]}, "inner.0.source is missing"),
+        ({"inner": [{}], "further": 1}, "inner.0.source is missing"),
     ],
 )
 def test_what_is_not_of_its_type_is_named_with_its_place(change, says):
@@ -167,3 +167,8 @@ def test_a_wrong_value_is_a_sentence_with_the_text_of_its_key(values, sentence):
     with pytest.raises(ConfigError) as caught:
         read_checked(File, values, "a file")
     assert str(caught.value).startswith(f"a file: {sentence}")
+
+
+def test_a_place_is_the_subject_of_a_fault_that_begins_with_its_verb():
+    assert placed("a.yaml", "is empty") == "a.yaml is empty"
+    assert placed("a.yaml", "'b' is not a key here") == "a.yaml: 'b' is not a key here"

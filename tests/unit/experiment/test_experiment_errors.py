@@ -81,7 +81,7 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.learning_rate", "1e-05", "'1e-05' is not a number; write 1.0e-05 (Of SGD"),
         ("settings.learning_rate", float("nan"), "nan is not a number (Of SGD"),
         ("settings.cudnn_benchmark", "yes", "cudnn_benchmark: 'yes' is not true or false (Let"),
-        ("settings", None, "settings: is empty; write a group of 'key: value' lines, or leave the"),
+        ("settings", None, "settings is empty; write a group of 'key: value' lines, or leave the"),
         ("matrix", [], "matrix: [] is not a group of 'key: value' lines (Axes and their values"),
         ("strategies", {"gpipe": 3}, "strategies.gpipe: 3 is not a group of 'key: value' lines"),
         ("overrides", {"when": {}}, "overrides: {'when': {}} is not a list (Exceptions"),
@@ -121,9 +121,9 @@ def test_the_configuration_itself_is_good() -> None:
         ("experiment", "a" * 99 + "!", "aaa... does not fit"),
         ("overrides", [{"when": {"geometry": "4"}, "set": {}}], "when.geometry: geometry '4' is n"),
         # what is empty or missing
-        ("matrix.network", [], "matrix.network: must not be empty; write at least one value"),
-        ("strategies", {"gpipe": {"chunks": []}}, "strategies.gpipe.chunks: must not be empty"),
-        ("overrides", [{"when": {}, "set": {}}], "overrides.0.when: must not be empty"),
+        ("matrix.network", [], "matrix.network must not be empty; write at least one value"),
+        ("strategies", {"gpipe": {"chunks": []}}, "strategies.gpipe.chunks must not be empty"),
+        ("overrides", [{"when": {}, "set": {}}], "overrides.0.when must not be empty"),
         ("overrides", [{"set": {}}], "overrides.0: 'when' is missing; add it (Which cells"),
         ("overrides", [{"when": {"datset": "mnist"}, "set": {}}], "did you mean 'dataset'?"),
         ("matrix.dataset", REMOVED, "matrix: 'dataset' is missing; add it (A dataset: mnist"),
@@ -131,11 +131,11 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings", {}, "no batch for mnist with sequential; write settings: batch_size (samples"),
         ("exclude", [{"dataset": "mnist"}], "no cell is left; loosen 'matrix' or 'exclude'"),
         # both batch keys in one group
-        ("settings.batch_per_device", 3, "settings: gives batch_size and batch_per_device; keep"),
+        ("settings.batch_per_device", 3, "settings gives batch_size and batch_per_device; keep"),
         (
             "include",
             [{**BY_HAND, "batch_size": 8, "batch_per_device": 8}],
-            "include.0: gives batch",
+            "include.0 gives batch",
         ),
         # options
         ("strategies", {"gpipe": {"chunk": 3}}, "options of gpipe: 'chunk' is not a key here; did"),
@@ -185,9 +185,9 @@ def test_a_misspelt_required_key_is_named_rather_than_the_one_it_leaves_missing(
         ),
         ("a: 1\n---\nb: 2", "line 2: not valid YAML: but found another document; keep one"),
         ("a: @x", "line 1: not valid YAML: found character '@' that cannot start any token; write"),
-        ("- a\n- b", ": is a list; write 'key: value' lines"),
-        ("", ": is empty; write 'key: value' lines"),
-        ("3", ": is one value; write 'key: value' lines"),
+        ("- a\n- b", " is a list; write 'key: value' lines"),
+        ("", " is empty; write 'key: value' lines"),
+        ("3", " is one value; write 'key: value' lines"),
         (b"\xff\xfe\x00", "cannot be read as text"),
     ],
 )

@@ -29,12 +29,12 @@ def _load(tmp_path: Path, text: str) -> Site:
         ("nodes: two", "nodes: 'two' is not a whole number (Largest"),
         ("devices_per_node: four", "devices_per_node: 'four' does not fit (Devices of one node"),
         ("devices_per_node: 0", "devices_per_node: 0 is too small; write at least 1"),
-        ("scratch: ''", "scratch: must not be empty (Node-local folder"),
+        ("scratch: ''", "scratch must not be empty (Node-local folder"),
         ("scratch: data/here", "scratch: 'data/here' is no absolute path; write one of each node"),
         ("cell_timeout_s: 0", "cell_timeout_s: 0 is too small; write more than 0"),
         ("real_data: {mnist: 3}", "real_data.mnist: 3 is not a text"),
         ("real_data: {imgnet: /x}", "real_data: unknown dataset 'imgnet'; did you mean 'imagenet'"),
-        ("slurm:", "slurm: is empty; write a group of 'key: value' lines, or leave the key out"),
+        ("slurm:", "slurm is empty; write a group of 'key: value' lines, or leave the key out"),
     ],
 )
 def test_sentence(tmp_path: Path, text: str, sentence: str) -> None:

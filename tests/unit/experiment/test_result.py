@@ -45,7 +45,7 @@ def test_what_is_no_result_is_one_sentence(place, value, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         Result.from_dict(values)
     del inner[place[-1]]
-    with pytest.raises(ValueError, match=f"{place[-1]}: is missing"):
+    with pytest.raises(ValueError, match=f"{place[-1]} is missing"):
         Result.from_dict(values)
 
 

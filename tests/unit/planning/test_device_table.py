@@ -57,7 +57,7 @@ def test_a_table_is_written_as_it_is_read(tmp_path: Path) -> None:
         ((HEADER.replace("backward_s_at_8", "backward_s"), CONV), "'backward_s' is no column"),
         ((HEADER.replace("block,", "block,block,"), CONV), "'block' is there twice"),
         ((HEADER.partition(",forward")[0], CONV), "no column of times"),
-        ((HEADER, CONV, "relu,,0"), "line 3: has 3 values for 9 columns"),
+        ((HEADER, CONV, "relu,,0"), "line 3 has 3 values for 9 columns"),
         ((HEADER, CONV, CONV), "line 3: block conv is also in line 2"),
         ((HEADER, CONV.replace("0.002", "-0.002")), "line 2: backward_s_at_8 is '-0.002'"),
         ((HEADER, CONV.replace("0.002", "nan")), "backward_s_at_8 is 'nan'"),
@@ -67,7 +67,7 @@ def test_a_table_is_written_as_it_is_read(tmp_path: Path) -> None:
         ((HEADER, CONV.replace("bias", "weight")), "weight is there twice"),
         ((HEADER, CONV.replace("conv,", "a.b,")), "'a.b' cannot be the name of a block"),
         ((HEADER, CONV.replace("0.5,0.5", "0,0")), "are no shares of a backward pass"),
-        ((HEADER, '"' + CONV), "line 2: "),
+        ((HEADER, '"' + CONV), "line 2 has 1 values"),
     ],
 )
 def test_each_fault_is_a_sentence(tmp_path: Path, lines: tuple[str, ...], sentence: str) -> None:

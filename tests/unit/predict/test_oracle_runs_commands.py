@@ -207,7 +207,7 @@ def test_an_empty_name_is_refused_with_the_file_and_line(column, tmp_path):
 def test_an_empty_table_is_refused_by_its_name(path, tmp_path):
     empty = tmp_path / "empty.csv"
     pd.read_csv(PUBLISHED / path)[:0].to_csv(empty, index=False)
-    with pytest.raises(ConfigError, match="empty.csv: has no row"):
+    with pytest.raises(ConfigError, match="empty.csv has no row"):
         run("score", empty)
 
 

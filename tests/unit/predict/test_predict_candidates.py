@@ -105,7 +105,7 @@ def test_what_is_known_of_a_cell_is_consistent(here, strategy):
     assert bool(actual.code) == bool(actual.reason)
     if actual.ranked:
         assert actual.bound >= 1
-        assert actual.shown_s == actual.predicted_s == actual.prediction.step_s
+        assert actual.belief.step_s == actual.predicted_s == actual.prediction.step_s
         assert actual.basis == "predicted"
 
 
@@ -135,7 +135,7 @@ def test_runs_go_before_the_prediction(here):
     cell = QUESTION.cell("ddp")
     runs = tuple(Measured(cell, step_s) for step_s in (0.3, 0.5, 0.31))
     actual = assess(cell, replace(here, history=runs))
-    assert (actual.basis, actual.shown_s, actual.belief.runs) == ("measured", 0.31, 3)
+    assert (actual.basis, actual.belief.step_s, actual.belief.runs) == ("measured", 0.31, 3)
     assert actual.predicted_s == assess(cell, here).predicted_s
     other = assess(cell, replace(here, history=runs, recommender="thesis"))
     assert (other.measured_s, other.basis) == ((0.3, 0.5, 0.31), None)
@@ -187,11 +187,12 @@ def test_a_prediction_is_no_faster_than_its_bound(here):
     )
     limited = fast.limited(base)
     assert limited.predicted_s == pytest.approx(base.predicted_s / 4)
-    assert limited.expected.step_s == limited.belief.step_s == limited.shown_s
+    assert limited.expected.step_s == limited.belief.step_s == limited.predicted_s
     assert limited.prediction.step_s == 0.01  # what the model says stays
     # A run is what it is; only the prediction beside it is limited.
-    run = replace(fast, measured_s=(0.02,), belief=replace(fast.belief, basis="measured", runs=1))
-    assert (run.limited(base).shown_s, run.limited(base).predicted_s) == (
+    ran = replace(fast.belief, step_s=0.02, basis="measured", runs=1)
+    run = replace(fast, measured_s=(0.02,), belief=ran)
+    assert (run.limited(base).belief.step_s, run.limited(base).predicted_s) == (
         0.02,
         limited.predicted_s,
     )

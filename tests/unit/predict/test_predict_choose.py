@@ -179,7 +179,7 @@ def test_a_choice_says_what_it_saved(tmp_path) -> None:
     choice = bed.choose(cells=2)
     assert choice.device_s == sum(4 * glance.elapsed_s for glance in bed.finished.values())
     others = [c for c in choice.ranking.ranked if c.basis == "predicted"]
-    expected = choice.device_s + sum(4 * (10 + 12 * c.shown_s) for c in others)
+    expected = choice.device_s + sum(4 * (10 + 12 * choice.ranking.step_s(c)) for c in others)
     assert choice.device_s_all() == pytest.approx(expected)
     path = choice_file("local", "a/b", tmp_path)
     write_choice(bed.content(choice), path)

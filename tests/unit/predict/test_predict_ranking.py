@@ -1,4 +1,4 @@
-"""What physics forbids is not ranked, over made-up profiles and links; rows are of one world."""
+"""What physics forbids is not ranked, over made-up profiles and links; the shown step decides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(ranking) -> None:
     assert sum(c.chance for c in ranked) == pytest.approx(1 if ranked else 0)
     for place, candidate in enumerate(ranked):
         low, high = ranking.interval_s(candidate)
-        assert low <= candidate.shown_s <= high
+        assert low <= ranking.step_s(candidate) <= high
         assert 0 <= candidate.chance <= 1
         speedup = ranking.speedup(candidate)
         if speedup is not None and speedup.basis == "predicted":
@@ -44,8 +44,11 @@ def check(ranking) -> None:
             assert place > ranked.index(base)
             assert candidate not in ranking.tied or base in ranking.tied
         if candidate.basis == "predicted":
-            least_s = base.belief.interval_s[0] / candidate.bound
-            assert low >= min(least_s, candidate.shown_s) / ROUNDING
+            assert low >= base.belief.interval_s[0] / candidate.bound / ROUNDING
+            assert ranking.step_s(candidate) >= base.belief.step_s / candidate.bound / ROUNDING
+    held = [c for c in ranked if c.basis == "measured" and c.bound == 1]  # below one device
+    steps_s = [ranking.step_s(c) for c in ranked if c not in held or c is base]
+    assert steps_s == sorted(steps_s)
     if ranked:
         assert ranked[0] in ranking.tied
         tied = [c for c in ranked[1:] if c.chance_to_win >= TIE]
@@ -87,25 +90,23 @@ def test_what_was_measured_above_its_bound_is_shown_and_marked(tmp_path):
     assert rows["model-parallel"]["chance"] == 0
 
 
-def test_a_row_is_of_one_world(tmp_path):
-    """Both steps of a speed-up are measured, or both are predicted."""
+def test_a_speedup_is_a_ratio_of_the_steps_that_are_shown(tmp_path):
     root, question = site_of(tmp_path, make.MB), make.question()
     ran = (Measured(question.cell("ddp"), 0.2),)
     base = (Measured(question.cell(BASE), 0.3),)
-    for history, expected in (
-        ((), (0.42, "predicted")),
-        (base, (0.42, "predicted")),  # the measured base has nothing to be compared with
-        (ran, (0.42, "predicted")),
-        ((*ran, *base), (None, "measured")),
+    for history, basis in (
+        ((), "predicted"),
+        (base, "predicted"),
+        (ran, "predicted"),
+        ((*ran, *base), "measured"),
     ):
         ranking = recommend(question, make.knowledge(root, history=history))
-        (ddp,) = (c for c in ranking.ranked if c.strategy == "ddp")
-        actual, (one_device_s, basis) = ranking.speedup(ddp), expected
-        assert actual.basis == basis
-        ratio = 0.3 / 0.2 if basis == "measured" else one_device_s / ddp.predicted_s
-        assert actual.ratio == pytest.approx(ratio)
-        row = candidate_dict(ranking, ddp)
-        assert (row["speedup"], row["speedup_basis"]) == (actual.ratio, basis)
+        rows = {c.strategy: candidate_dict(ranking, c) for c in ranking.ranked}
+        assert rows["ddp"]["speedup_basis"] == basis
+        for row in rows.values():
+            ratio = rows[BASE]["step_s"] / row["step_s"]
+            known = row["speedup_basis"] == "measured"
+            assert row["speedup"] == pytest.approx(ratio if known else min(ratio, row["bound"]))
 
 
 def planted(strategy: str, step_s: float, spread: float = 0.1, **changes) -> Candidate:
@@ -152,15 +153,22 @@ def test_without_a_base_nothing_is_limited():
     assert [c.predicted_s for c in ranking.ranked] == [0.01, 0.02]
 
 
-def test_what_was_measured_moves_the_places_of_its_siblings_and_not_their_predictions():
+def test_what_was_measured_moves_the_steps_of_its_siblings_and_not_their_predictions():
     run = {"belief": Belief(0.9, 0.02, "measured", 3), "measured_s": (0.9,) * 3}
     before = [planted("ddp", 0.3), planted("horovod", 0.3), planted(BASE, 1.0)]
-    after = [planted("ddp", 0.3, **run), *before[1:]]
-    moved = {c.strategy: c for c in rank(after, "ddlbench").candidates}["horovod"]
-    assert moved.predicted_s == moved.shown_s == 0.3
-    assert moved.belief.step_s > 0.3
-    assert moved.expected.step_s == 0.3
-    check(rank(after, "ddlbench"))
+    ranking = rank([planted("ddp", 0.3, **run), *before[1:]], "ddlbench")
+    moved = {c.strategy: candidate_dict(ranking, c) for c in ranking.ranked}["horovod"]
+    assert moved["step_s"] > moved["predicted_step_s"] == 0.3
+    check(ranking)
+
+
+def test_a_measured_base_limits_the_steps_that_are_shown():
+    """A prediction that one device's run shows to be too short is shown at its bound."""
+    run = {"belief": Belief(4.0, 0.02, "measured", 3), "measured_s": (4.0,) * 3}
+    ranking = rank([planted("ddp", 0.3, 0.01), planted(BASE, 1.0, **run)], "ddlbench")
+    row = candidate_dict(ranking, ranking.best)
+    assert (row["step_s"], row["speedup"], row["predicted_step_s"]) == (1.0, 4.0, 0.3)
+    check(ranking)
 
 
 def test_an_empty_ranking_has_no_winner():

@@ -96,3 +96,26 @@ def test_what_is_wrong_is_one_sentence(measured_ids, further, says) -> None:
     with pytest.raises(ConfigError, match=says):
         CliRunner().invoke(commands, [*CASE, *further], catch_exceptions=False)
     assert measured_ids == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recommend"],
+        ["recommend", "tune", "--strategy", "gpipe"],
+        ["recommend", "tune", "--strategy", "gpipe", "--dry-run"],
+    ],
+)
+def test_a_site_that_is_too_small_asks_for_no_profile(words) -> None:
+    """Nobody should profile a network to be told that the devices are too few."""
+    case = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "9x64", "--batch-size", "576"]
+    with pytest.raises(ConfigError, match="the cell asks for 9x64; write a smaller --geometry"):
+        CliRunner().invoke(commands, [*words, *case], catch_exceptions=False)
+
+
+def test_nor_does_a_cluster_that_could_grow_unless_it_is_predicted(monkeypatch) -> None:
+    grown = make.site(name="nowhere", launcher="slurm", nodes=1, devices_per_node=1)
+    monkeypatch.setattr("ddlbench.commands.questions.load_site", lambda _: grown)
+    for further, says in (([], "--dry-run predicts it"), (["--dry-run"], "there is no profile")):
+        with pytest.raises(ConfigError, match=says):
+            CliRunner().invoke(commands, [*CASE, *further], catch_exceptions=False)

@@ -68,7 +68,14 @@ def test_what_was_predicted_is_grey_and_what_was_measured_beside_it():
     assert set(predicted) <= set(lines)
     measured = plotted[plotted["basis"] == "measured"]
     assert {(step,) for step in measured["step_s"]} <= set(lines)
-    assert len(lines) == 4 + 2 * 3
+    assert {(step,) for step in plotted["predicted_s"]} <= set(lines)
+    assert len(lines) == 2 * 4 + 2 * 3
+
+
+def test_a_prediction_is_drawn_as_measured_steps_have_corrected_it():
+    corrected = candidate("ddp", 0.2, 1.1, predicted_step_s=0.1, predicted_interval_s=[0.08, 0.13])
+    _, plotted, _ = drawn(draw_choice, answers_dict("local", [answer([corrected], "ddp")]))
+    assert plotted["predicted_s"].tolist() == plotted["step_s"].tolist() == [0.2]
 
 
 @pytest.mark.parametrize(("slowest_s", "scale"), [(0.5, "linear"), (50.0, "log")])
@@ -116,7 +123,7 @@ def test_a_candidate_that_was_only_measured_has_no_grey_line():
     only = candidate("ddp", 0.2, 1.1, basis="measured", predicted_interval_s=None)
     figure, plotted, text = drawn(draw_choice, answers_dict("local", [answer([only], "ddp")]))
     assert len(figure.axes[0].lines) == 2
-    assert plotted["predicted_low_s"].isna().all()
+    assert plotted["predicted_s"].isna().all()
     assert "predicted" not in text
 
 

@@ -153,7 +153,7 @@ def test_a_folder_that_is_no_cell(tmp_path):
     with pytest.raises(InvalidTimeline, match="has no plan.json"):
         read_cell(tmp_path)
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(InvalidTimeline, match="not a readable plan: schema_version: is missing"):
+    with pytest.raises(InvalidTimeline, match="not a readable plan: schema_version is missing"):
         read_cell(tmp_path)
 
 

@@ -463,10 +463,10 @@ def graph_file(text: str, path: Path) -> GraphFile:
         else:
             raise ConfigError(f"{where}: {shown(line)} is no node and no edge; write {_LINES}")
     if not nodes:
-        raise ConfigError(f"{path}: holds no node; PipeDream's graph.txt has lines, {_LINES}")
+        raise ConfigError(f"{path} holds no node; PipeDream's graph.txt has lines, {_LINES}")
     _check(path, nodes, edges)
     if not _without_inputs(nodes, list(edges)):
-        raise ConfigError(f"{path}: holds no layer, only inputs; write a line for each layer")
+        raise ConfigError(f"{path} holds no layer, only inputs; write a line for each layer")
     return GraphFile(nodes, tuple(edges))
 
 

@@ -108,7 +108,7 @@ def text_of(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a readable text: {error}; save it as UTF-8") from error
     if "\0" in text:
-        raise ConfigError(f"{path}: holds bytes that are no text; save it as UTF-8")
+        raise ConfigError(f"{path} holds bytes that are no text; save it as UTF-8")
     return text
 
 
@@ -145,7 +145,7 @@ def _table(path: Path, text: str) -> Chain:
             )
         )
     if not nodes:
-        raise ConfigError(f"{path}: holds no layer; a profile has one row for each")
+        raise ConfigError(f"{path} holds no layer; a profile has one row for each")
     return Chain(tuple(nodes))
 
 

@@ -61,7 +61,7 @@ def measured_rows(table: pd.DataFrame, where: str) -> pd.DataFrame:
     """
     check_columns(table, REQUIRED, where)
     if table.empty:
-        raise ConfigError(f"{where}: has no row; write at least one iteration")
+        raise ConfigError(f"{where} has no row; write at least one iteration")
     rows = table.copy()
     rows["gpus"] = whole_numbers(rows["gpus"], where)
     for name in NUMBERS:

@@ -25,7 +25,6 @@ from annotated_types import MinLen
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form, Name, Natural, Positive
-from ddlbench.common.schema import nearest
 
 Shape = Annotated[tuple[Count, ...], MinLen(2)]
 """Channels, then the spatial extents."""
@@ -230,7 +229,7 @@ def load_workload(name: str, dataset: str = "") -> Workload:
     if wanted not in plain:
         raise ConfigError(
             f"there is no workload of {name!r}; write the path of a .json workload file, or a "
-            f"published one: {nearest(name, plain.values())}"
+            f"published one: {', '.join(plain.values())}"
         )
     return _published(plain[wanted])
 

@@ -350,11 +350,11 @@ def shape_of(name: str) -> Shape:
     values |= _arguments(rest, name)
     for key, what in _UNCOUNTED.items():
         if values.get(key):
-            raise ConfigError(f"{name}: has {what} ({key}), which shapes do not count")
+            raise ConfigError(f"{name} has {what} ({key}), which shapes do not count")
     for key in _STEPS:
         if values.get(key, 1) != 1:
             raise ConfigError(
-                f"{name}: has layers without experts ({key}), which shapes do not count"
+                f"{name} has layers without experts ({key}), which shapes do not count"
             )
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in model_types():
@@ -400,7 +400,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         return read_object(path)
     except (OSError, UnreadableJson) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name}: cannot be read as a configuration: {reason}") from None
+        raise ConfigError(f"{name} cannot be read as a configuration: {reason}") from None
 
 
 def _arguments(text: str, name: str) -> dict[str, Any]:

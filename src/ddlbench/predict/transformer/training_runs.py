@@ -163,7 +163,7 @@ def training_runs(
         table = _of_gpts(table, origin, where)
     check_columns(table, _NEEDED, where)
     if table.empty:
-        raise ConfigError(f"{where}: has no row; write at least one run")
+        raise ConfigError(f"{where} has no row; write at least one run")
     table = table.reset_index(drop=True)
     if question.device:
         table["accelerator"] = question.device
@@ -218,7 +218,7 @@ def gpts(paths: Sequence[Path]) -> TrainingRuns:
     """
     for path in paths:
         if kind_of(path).name != "megatron":
-            raise ConfigError(f"{path}: is no table of GPTs (docs/oracle.md); give one")
+            raise ConfigError(f"{path} is no table of GPTs (docs/oracle.md); give one")
     return read_runs(paths)
 
 
@@ -256,7 +256,7 @@ def gpt_configurations(table: pd.DataFrame, where: str) -> pd.DataFrame:
     """
     check_columns(table, _GPT_NEEDED, where)
     if table.empty:
-        raise ConfigError(f"{where}: has no row; write at least one configuration")
+        raise ConfigError(f"{where} has no row; write at least one configuration")
     rows = pd.DataFrame(index=table.index)
     for name in _GPT_NEEDED:
         rows[name] = whole_numbers(table[name], where).astype("int64")

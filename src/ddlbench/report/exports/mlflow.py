@@ -8,15 +8,14 @@ run that FAILED. ``mlflow migrate-filestore`` moves the store into a database.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ddlbench import __version__
+from ddlbench.common.environment import environment
 from ddlbench.report.comparability import NOTE_BREAK
 from ddlbench.report.exports.registry import Study, whole_folder
 from ddlbench.report.tables import Column
@@ -39,23 +38,9 @@ _OF_STEPS = ("step_s", "load_s", "loss")
 
 def write(tables: TreeTables, out: Path, study: Study) -> str:
     """Write the store whole."""
-    with whole_folder(out) as beside, _file_store_allowed():
+    with whole_folder(out) as beside, environment(**{_ALLOW: "true"}):
         _Store(beside, out.resolve(), study).write(tables)
     return f"{_ALLOW}=true mlflow ui --backend-store-uri {out}"
-
-
-@contextmanager
-def _file_store_allowed() -> Iterator[None]:
-    """MLflow refuses file stores unless a variable allows them."""
-    before = os.environ.get(_ALLOW)
-    os.environ[_ALLOW] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ALLOW]
-        else:
-            os.environ[_ALLOW] = before
 
 
 class _Store:

@@ -1,20 +1,21 @@
 """Choices: of a strategy, of its options, and among the ways to choose.
 
-What was predicted of each candidate, what was measured, and which one is advised::
+What was predicted of each candidate, what was measured, and which one is advised. Measured steps
+correct the predictions of candidates that were not measured::
 
     VGG-11, CIFAR-10, 1x2, batch 16                  speed-up
-    Zero bubble   |------ predicted, 90 % ------|      1.32x  not advised: only predicted
-    DDP           |------ predicted, 90 % ------|      1.14x         <- recommended, in bold
+    Zero bubble   |---o-- predicted, 90 % ------|      1.32x  not advised: only predicted
+    DDP           |----o- predicted, 90 % ------|      1.14x         <- recommended, in bold
                           |-o-|  measured
-    Sequential         |--- predicted, 90 % ---|       1.00x
+    Sequential         |------o- predicted, 90 % ---|  1.00x
     next case                                        speed-up
     ...
 
 A search for options, with the same of each configuration::
 
-    chunks=8 balance=work   |--- predicted, 90 % ---|
+    chunks=8 balance=work   |-o- predicted, 90 % ---|
                                   |-o-|  measured               <- best
-    chunks=4 balance=work    |--- predicted, 90 % ---|
+    chunks=4 balance=work    |-o- predicted, 90 % ---|
 
 What a way to choose costs, and how well it chooses (thesis, Figure 8.1)::
 
@@ -65,7 +66,7 @@ _REASON_MM = 52.0
 _HEADING = "speed-up"
 _BESIDE: dict[str, Any] = {"va": "center", "color": GREY, "annotation_clip": False}
 _CHOICE_COLUMNS = [
-    "case", "strategy", "basis", "step_s", "low_s", "high_s", "predicted_low_s",
+    "case", "strategy", "basis", "step_s", "low_s", "high_s", "predicted_low_s", "predicted_s",
     "predicted_high_s", "speedup", "speedup_basis", "recommended", "why_not",
 ]  # fmt: skip
 
@@ -127,23 +128,18 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
         return
     rows = []
     for place, candidate in enumerate(candidates):
-        measured = (candidate["step_s"], candidate["interval_s"])
         _beside(axes, place, candidate, _reason(answer, candidate["strategy"]), width_mm)
         rows.append(
             _Row(
                 candidate["label"],
                 _predicted(candidate),
-                measured if candidate["basis"] == "measured" else None,
+                _step(candidate) if candidate["basis"] == "measured" else (),
                 strategy_look(candidate["strategy"]).colour,
                 candidate["strategy"] == answer["recommended"],
             )
         )
     _draw_rows(axes, rows)
-    ends = [
-        end
-        for candidate in candidates
-        for end in (*candidate["interval_s"], *_predicted(candidate))
-    ]
+    ends = [end for row in rows for end in (*row.predicted, *row.measured)]
     if max(ends) > LOG_FROM * min(ends):
         log_steps_axis(axes, 0.8 * min(ends), 1.12 * max(ends))
     else:
@@ -157,9 +153,9 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
 class _Row(NamedTuple):
     label: str
     predicted: Sequence[float]
-    """The ends of its interval; may be empty."""
-    measured: tuple[float, Sequence[float]] | None
-    """The value and the ends of its interval."""
+    """The least, the value and the most; may be empty."""
+    measured: Sequence[float]
+    """As ``predicted``."""
     colour: str
     bold: bool
 
@@ -167,23 +163,31 @@ class _Row(NamedTuple):
 def _draw_rows(axes: Axes, rows: Sequence[_Row]) -> None:
     """Rows from top to bottom: in grey what was predicted, below it what was measured."""
     for place, row in enumerate(rows):
-        if row.predicted:
-            axes.plot(row.predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-        if row.measured is not None:
-            value, ends = row.measured
-            axes.plot(ends, [place + _APART] * 2, "-", color=row.colour, linewidth=1)
-            axes.plot([value], [place + _APART], "o", color=row.colour)
+        looks = [(row.predicted, -_APART, GREY, 2), (row.measured, _APART, row.colour, 1)]
+        for estimate, shift, colour, width in looks:
+            if estimate:
+                least, value, most = estimate
+                axes.plot([least, most], [place + shift] * 2, "-", color=colour, linewidth=width)
+                axes.plot([value], [place + shift], "o", color=colour)
     name_rows(axes, [row.label for row in rows])
     axes.set_xlim(left=0)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row.bold else "normal")
 
 
+def _step(candidate: Mapping[str, Any]) -> Sequence[float]:
+    low, high = candidate["interval_s"]
+    return low, candidate["step_s"], high
+
+
 def _predicted(candidate: Mapping[str, Any]) -> Sequence[float]:
-    """The ends of what was predicted; none for a candidate that was only measured."""
-    if candidate["predicted_interval_s"] is None and candidate["basis"] == "predicted":
-        return list(candidate["interval_s"])
-    return candidate["predicted_interval_s"] or ()
+    """Its predicted step; of a measured candidate what the prediction alone says, if it has one."""
+    if candidate["basis"] == "predicted":
+        return _step(candidate)
+    if candidate["predicted_interval_s"] is None:
+        return ()
+    low, high = candidate["predicted_interval_s"]
+    return low, candidate["predicted_step_s"], high
 
 
 def _beside(
@@ -204,7 +208,7 @@ def _beside(
 def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]:
     entries: list[tuple[Artist, str]] = []
     if any(map(_predicted, candidates)):
-        line = Line2D([], [], linestyle="-", color=GREY, linewidth=2)
+        line = Line2D([], [], linestyle="-", marker="o", color=GREY, linewidth=2)
         entries.append((line, "predicted, 90 % (speed-up in grey)"))
     if any(candidate["basis"] == "measured" for candidate in candidates):
         line = Line2D([], [], linestyle="-", marker="o", color="black")
@@ -248,7 +252,7 @@ def _numbers(answer: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[A
         _choice_title(answer["case"]),
         *(candidate[name] for name in ("strategy", "basis", "step_s")),
         *candidate["interval_s"],
-        *(_predicted(candidate) or (None, None)),
+        *(_predicted(candidate) or (None, None, None)),
         candidate["speedup"],
         candidate["speedup_basis"],
         candidate["strategy"] == answer["recommended"],
@@ -259,7 +263,8 @@ def _numbers(answer: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[A
 _MOST_TRIALS = 24
 _TUNING_COLUMNS = [
     "configuration", "basis", "samples_per_s", "low_samples_per_s", "high_samples_per_s",
-    "predicted_samples_per_s", "best",
+    "predicted_low_samples_per_s", "predicted_samples_per_s", "predicted_high_samples_per_s",
+    "best",
 ]  # fmt: skip
 
 
@@ -277,7 +282,7 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     page = lay_out(
         f"Options of {strategy_label(case['strategy'])}",
         [
-            (Line2D([], [], linestyle="-", color=GREY), "predicted, 90 %"),
+            (Line2D([], [], linestyle="-", marker="o", color=GREY), "predicted, 90 %"),
             (Line2D([], [], linestyle="-", marker="o", color=colour), "measured, 90 %"),
         ],
         [Section("", [Panel(case_title(case, *batch))], height=_ROW_MM * max(1, len(shown)) + 2)],
@@ -286,21 +291,38 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     )
     ((axes,),) = page.axes
     best = tuning["best"]["cell_id"] if tuning["best"] else None
-    drawn = []
-    for label, configuration in zip(labels, shown, strict=True):
-        measured = (configuration["samples_per_s"], configuration["interval_samples_per_s"])
-        predicted = configuration["predicted_interval_samples_per_s"]
-        given = measured if configuration["basis"] == "measured" else None
-        drawn.append(_Row(label, predicted, given, colour, configuration["cell_id"] == best))
+    drawn = [
+        _Row(
+            label,
+            _predicted_rate(configuration),
+            _rate(configuration) if configuration["basis"] == "measured" else (),
+            colour,
+            configuration["cell_id"] == best,
+        )
+        for label, configuration in zip(labels, shown, strict=True)
+    ]
     _draw_rows(axes, drawn)
     axes.set_xlabel("Samples a second")
     rows = [
         (label, configuration["basis"], configuration["samples_per_s"],
-         *configuration["interval_samples_per_s"], configuration["predicted_samples_per_s"],
+         *configuration["interval_samples_per_s"], *_predicted_rate(configuration),
          configuration["cell_id"] == best)
         for label, configuration in zip(labels, shown, strict=True)
     ]  # fmt: skip
     return page.figure, pd.DataFrame(rows, columns=_TUNING_COLUMNS)
+
+
+def _rate(configuration: Mapping[str, Any]) -> Sequence[float]:
+    low, high = configuration["interval_samples_per_s"]
+    return low, configuration["samples_per_s"], high
+
+
+def _predicted_rate(configuration: Mapping[str, Any]) -> Sequence[float]:
+    """As :func:`_predicted`."""
+    if configuration["basis"] == "predicted":
+        return _rate(configuration)
+    low, high = configuration["predicted_interval_samples_per_s"]
+    return low, configuration["predicted_samples_per_s"], high
 
 
 def _shown(configurations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

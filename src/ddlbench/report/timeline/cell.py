@@ -160,7 +160,7 @@ def read_cell_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
     path = folder / "plan.json"
     if not folder.exists():
         raise InvalidTimeline(
-            f"{folder}: does not exist; write a cell's folder, or a trace or a folder of traces"
+            f"{folder} does not exist; write a cell's folder, or a trace or a folder of traces"
         )
     if not path.is_file():
         raise InvalidTimeline(
