@@ -51,7 +51,7 @@ def test_spaces_around_words_do_not_count(tmp_path):
     ("text", "sentence"),
     [
         ("a,b\n1,2\n1,2,3,4\n", "runs.csv line 3: 4 values for 2 columns; write one for each"),
-        ("", "runs.csv: is empty; write a line of columns"),
+        ("", "runs.csv is empty; write a line of columns"),
     ],
 )
 def test_what_is_no_table_is_said(text, sentence, tmp_path):
