@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -34,6 +35,12 @@ def pytest_configure(config):
         os.chdir(shipped.make_project(Path(folder.name)))
         shipped.CONFIG = Path.cwd() / "config"
         config.stash[_HEADER] = "config/ is edited: tests read it as it was committed"
+
+
+def pytest_collection_finish():
+    """Spare the collector all modules and tests, which live as long as this process."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config):

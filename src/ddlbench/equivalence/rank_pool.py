@@ -89,6 +89,7 @@ def _server() -> Any:
     modules = ["torch", "torch._dynamo", "ddlbench.networks", "ddlbench.runtime.worker"]
     modules += ["ddlbench.equivalence.look", "ddlbench.equivalence.one_device"]
     modules += [strategy_of(name).executor.partition(":")[0] for name in STRATEGIES]
+    modules += ["pydantic.dataclasses", "pydantic.type_adapter"]  # for the options of strategies
     further = (*_MAIN_MODULES, *_OPTIONAL)
     modules += [name for name in further if importlib.util.find_spec(name.partition(".")[0])]
     context = multiprocessing.get_context("forkserver")

@@ -112,6 +112,10 @@ class _Ends:
         """A place of each class on each node."""
         return [place for of_nodes in self._at.values() for place in of_nodes.values()]
 
+    def beside(self, node: int) -> tuple[int, ...]:
+        """How many of each class are on a node."""
+        return tuple(self._count[group, node] for group in self._at)
+
     def met_by(self, place: Place) -> Iterator[tuple[Place, int]]:
         """For each class a place on the same node, and one elsewhere, with how many there are."""
         node = place[0]
@@ -157,7 +161,16 @@ class Exchange:
         hops: dict[Hop, None] = {}
         remarks: dict[str, None] = {}
 
+        alike: dict[Hashable, float] = {}
+
         def seconds(place: Place, others: _Ends) -> float:
+            """Equal for places of one class that have equally many of each class beside them."""
+            key = (id(others), links.class_of(place), others.beside(place[0]))
+            if key not in alike:
+                alike[key] = summed(place, others)
+            return alike[key]
+
+        def summed(place: Place, others: _Ends) -> float:
             whole_s = 0.0
             for other, count in others.met_by(place):
                 both = [links.hop("transport", *ends) for ends in ((place, other), (other, place))]
