@@ -284,9 +284,11 @@ def _network_remarks(
                 f"{network} on {dataset}: {share:.0%} of its work is in block {block}, which "
                 "cannot be cut, so stages cannot share it evenly"
             )
-        if traits.unused:
+        # What some samples use must stay.
+        unused = [name for name in traits.unused if name not in traits.irregular]
+        if unused:
             yield (
-                f"{network} on {dataset}: {few(traits.unused)} get no gradient, for which ddp "
+                f"{network} on {dataset}: {few(unused)} get no gradient, for which ddp "
                 "looks at each step; leave them out (auxiliary heads: aux_logits=false)"
             )
         if traits.normalised_by:

@@ -78,13 +78,16 @@ def table(
     last = max(range(len(shown)), key=lambda at: shown[at].drop)
     if shown[last].drop:
         return table(*_without({last}, shown, texts), width)
+    has_names = sum(not column.right for column in shown) > 1
+    if has_names and not shown[0].heading:  # a rank belongs to the name that follows it
+        return _names_above(shown, texts, width)
     cut, room, made = texts, *_with_room(shown, texts, width)
     while (over := max(map(len, made)) - width) > 0:
         shorter = _with_shorter_texts(shown, cut, over)
         if shorter == cut:
             break
         cut, room, made = shorter, *_with_room(shown, shorter, width)
-    if over > 0 and sum(not column.right for column in shown) > 1:
+    if over > 0 and has_names:
         return _names_above(shown, texts, width)
     heading, *rest = made
     lines = [heading]
@@ -115,16 +118,26 @@ def _names_above(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
             samples/s          speed-up
         MobileNetV2, Interleaved 1F1B, 2x4
                   4.9  1.00 (0.98-1.02)
+
+    A text of a column without heading, as a rank, belongs to the next one.
     """
     names = [at for at, column in enumerate(columns) if not column.right]
+
+    def named(texts: Sequence[str]) -> list[str]:
+        signs = (", " if columns[at].heading else " " for at in names)
+        parts = zip((texts[at] for at in names), signs, strict=True)
+        line = "".join(text + sign for text, sign in parts if text).rstrip(", ")
+        return textwrap.wrap(line, width)
+
     numbers = [at for at, column in enumerate(columns) if column.right]
     beside = [Column(""), *(columns[at] for at in numbers)]
     heading, *rest = _rendered(beside, [["", *(row[at] for at in numbers)] for row in rows])
-    lines = textwrap.wrap(", ".join(columns[at].heading for at in names), width)
-    lines += [heading] if numbers else []
+    indent = len(_GAP) if max(map(len, [heading, *rest])) > width else 0
+    lines = named([column.heading for column in columns])
+    lines += [heading[indent:]] if numbers else []
     for row, line in zip(rows, rest, strict=True):
-        lines += textwrap.wrap(", ".join(row[at] for at in names if row[at]), width)
-        lines += [line] if numbers else []
+        lines += named(row)
+        lines += [line[indent:]] if numbers else []
     return lines
 
 

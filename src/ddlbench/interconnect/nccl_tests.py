@@ -25,7 +25,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -168,6 +168,7 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         )
     _check_repeats(lines, operation, where)
     ranks = max(numbers, default=-1) + 1
+    _check_even({int(match[1]): match[3] for match in placed}, ranks, where)
     if ranks == 1:
         raise ConfigError(f"{where}: one rank sends nothing; give a test of two or more")
     names = (match[1] for line in lines if _RANK.search(line) and (match := _DEVICE.search(line)))
@@ -236,6 +237,18 @@ def _checked(operation: str | None, text: str, where: str) -> str | None:
             "option out"
         )
     return operation
+
+
+def _check_even(hosts: Mapping[int, str], ranks: int, where: str) -> None:
+    """Refuse nodes with more ranks than others, where the host of each rank is listed."""
+    by_host = Counter(hosts.values()).most_common()
+    if len(hosts) < ranks or not by_host or by_host[0][1] == by_host[-1][1]:
+        return
+    most, least = by_host[0], by_host[-1]
+    raise ConfigError(
+        f"{where}: {most[1]} of its ranks are on {most[0]}, {least[1]} on {least[0]}; give a test "
+        "with as many ranks on each node"
+    )
 
 
 def _check_repeats(lines: list[str], operation: str | None, where: str) -> None:

@@ -102,7 +102,7 @@ def build_with_traits(
     if not callable(factory):
         raise ConfigError(f"network {network!r} is not callable")
     with seeded(seed), unchanged(), torch.device("cpu"):
-        made = out_of_place(_checked(network, factory(spec), spec, compare=True))
+        made = out_of_place(_checked(network, _made(network, factory, spec), spec, compare=True))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
     return made, _with_pairs(made, spec) if with_pairs else inspect(made, spec)
@@ -124,10 +124,25 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     factory = load("ddlbench.networks", network)
     try:
         with unchanged(), torch.device("meta"):
-            return out_of_place(_checked(network, factory(spec), spec))
+            return out_of_place(_checked(network, _made(network, factory, spec), spec))
     except (NotImplementedError, RuntimeError, TypeError):  # this device has no values to read
         with unchanged():
-            return out_of_place(_checked(network, factory(spec), spec)).to("meta")
+            return out_of_place(_checked(network, _made(network, factory, spec), spec)).to("meta")
+
+
+def _made(network: str, factory: Any, spec: DatasetSpec) -> Any:
+    """What a factory makes.
+
+    Raises:
+        ConfigError: it ends Python, as ``argparse`` does with arguments of another program.
+    """
+    try:
+        return factory(spec)
+    except SystemExit as error:
+        raise ConfigError(
+            f"network {network!r} cannot be built for {spec.name}: it ends Python (exit status "
+            f"{error.code}); read no command line in it, and return the network"
+        ) from error
 
 
 def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:
@@ -463,7 +478,7 @@ def _tried_on(
     where = f"network {network!r}"
     try:
         with unchanged(), torch.device(device):
-            made = factory(spec)
+            made = _made(network, factory, spec)
     except ConfigError:
         raise
     except Exception as error:
@@ -510,8 +525,10 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
 
 def _if_call(error: Exception) -> str:
     """The end of an error's sentence where a callable does not take what it is called with."""
-    inside = error.__traceback__ and error.__traceback__.tb_next
-    if isinstance(error, TypeError) and (inside is None or DatasetSpec.__name__ in str(error)):
+    innermost = traceback.extract_tb(error.__traceback__)[-1].name
+    if isinstance(error, TypeError) and (
+        innermost == _made.__name__ or DatasetSpec.__name__ in str(error)
+    ):
         return "; it is called with one DatasetSpec (docs/networks.md)"
     return ""
 

@@ -103,6 +103,7 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
         for c in (recommended, *named)
         if c.diverged
     ]
+    sentences += _without_room_alone(ranking, recommended)
     why_not = _why_not(ranking, recommended)
     sentences += _highest(ranking, why_not, [c.strategy for c in named])
     sentences += [c.beyond_sentence for c in others if c.beyond][:1]
@@ -197,8 +198,22 @@ def _reasons(ranking: Ranking) -> str:
     alike = [candidate for candidate in ranking.not_ranked if candidate.code == code]
     example = min(alike, key=lambda c: c.room.needed_bytes if c.room else math.inf)
     reason = str(example.reason).partition("; ")[0].rstrip(".")
-    name = f"{example.label} " if example.room and count > 1 else ""
-    return f"{count} of {len(ranking.candidates)} strategies: {name}{reason}"
+    of_all = f"{count} of {len(ranking.candidates)} strategies"
+    if example.room and count > 1:
+        least = reason.removeprefix("does not fit: ")
+        return f"{of_all} do not fit; {example.label} needs least ({least})"
+    return f"{of_all}: {reason}"
+
+
+def _without_room_alone(ranking: Ranking, recommended: Candidate) -> list[str]:
+    """A sentence if one device would be faster, had it room for the batch."""
+    lacks_room = any(c.strategy == BASE and c.code == "too_large" for c in ranking.not_ranked)
+    speedup = ranking.speedup(recommended)
+    if not lacks_room or speedup is None or speedup.ratio >= 1:
+        return []
+    return [
+        "One device would be faster, but has no room for the batch: ask about a smaller one, too."
+    ]
 
 
 def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:

@@ -313,3 +313,12 @@ def test_a_shortened_name_keeps_its_strategy_and_geometry(room):
 def test_the_last_word_of_a_command_is_answered_with_all_of_it(word, right):
     with pytest.raises(ConfigError, match=f"did you mean .{right}.[?]"):
         CliRunner().invoke(cli.commands, [word], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("width", [20, 24])
+def test_a_rank_stands_beside_the_name_that_it_belongs_to(width):
+    rows = [("1=", "Parameter server", "1.5 s", "12 GB"), ("2", "DDP", "2.5 s", "1 GB")]
+    lines = table(" | strategy | > predicted | > memory", rows, width)
+    assert [line for line in lines if line[0] != " "][-2:] == ["1= Parameter server", "2 DDP"]
+    assert lines[0] == "strategy"
+    assert max(map(len, lines)) <= width

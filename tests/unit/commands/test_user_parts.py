@@ -156,6 +156,15 @@ def _tried_as(name: str, **traits: Any) -> None:
     write_json(TRIED, {key_of(name, "cifar10"): {"operations": 9, "traits": traits}})
 
 
+def test_weights_that_some_samples_use_are_not_to_be_left_out() -> None:
+    rows = _rows(BASE.with_(network="torchvision:densenet121"))
+    _tried_as("torchvision:densenet121", unused=["a", "b"], irregular=["b"])
+    (remark,) = try_user_parts(LOCAL, rows).remarks
+    assert "cifar10: a get no gradient" in remark
+    _tried_as("torchvision:densenet121", unused=["b"], irregular=["b"])
+    assert not try_user_parts(LOCAL, rows).remarks
+
+
 def test_a_softmax_of_the_network_is_a_remark(folder: Path) -> None:
     _tried_as("torchvision:densenet121", normalised_by="softmax")
     (remark,) = try_user_parts(LOCAL, _rows(BASE.with_(network="torchvision:densenet121"))).remarks

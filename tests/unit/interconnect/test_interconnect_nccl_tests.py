@@ -252,3 +252,11 @@ def test_a_message_that_looks_like_a_longer_row_decides_nothing():
 def test_rows_of_which_none_is_whole_are_named():
     with pytest.raises(ConfigError, match="out line 23: no row .* is whole .* points in numbers"):
         parse_nccl_tests(text(re.sub(r"(\d)\.(\d)", r"\1,\2", ROWS)), "out")
+
+
+def test_nodes_with_other_numbers_of_ranks_are_refused():
+    uneven = text().replace(ranks(16), ranks(16, per_node=12))
+    with pytest.raises(ConfigError, match="12 of its ranks are on worker-0, 4 on worker-1"):
+        parse_nccl_tests(uneven, "out")
+    torn = uneven.replace("#  Rank  3", "# NCCL INFO")
+    assert parse_nccl_tests(torn, "out").ranks == 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -358,3 +359,14 @@ def test_a_module_that_imports_torchvision_is_tried_again_beside_its_operators(m
     assert build(1) == 1
     with pytest.raises(ValueError, match="its own"):
         build(0)
+
+
+def test_a_network_that_ends_python_is_one_sentence(monkeypatch):
+    def net(_spec):
+        sys.exit(2)  # as argparse does
+
+    monkeypatch.setattr(strangers_networks, "ends", net, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"it ends Python \(exit status 2\); read no command line"
+    ):
+        try_network("cases.strangers_networks:ends", SPEC)

@@ -101,7 +101,7 @@ def test_small_kernels_take_their_least_time():
         ("filter", 4, 8, (4, "c1")),
         ("channel", 4, 8, (4, "c2")),
         ("spatial", 2, 8, (4, "c2")),
-        ("data+filter", 4, 16, (16 * 4, "the batch and c1")),
+        ("data+filter", 4, 16, (16 * 2, "the batch")),  # nodes of two: a sample each, or more
         ("pipeline", 2, 8, (3, "the number of layers")),
     ],
 )

@@ -81,7 +81,7 @@ def test_where_nothing_fits_nothing_is_recommended(here):
     ranking, advice = answered(make.question(), replace(here, device_memory_bytes=1))
     assert ranking.ranked == ()
     assert advice.recommended is None
-    assert "does not fit" in advice.sentences[0]
+    assert "do not fit" in advice.sentences[0]
 
 
 @pytest.mark.parametrize(("bandwidth", "likeliest"), [(1e4, False), (1e6, True)])
@@ -93,6 +93,19 @@ def test_over_a_slow_link_one_device_is_advised(tmp_path, bandwidth, likeliest):
     assert advice.strategy == BASE
     assert ranking.base in ranking.tied
     assert ("likeliest" in advice.sentences[0]) == likeliest
+
+
+def test_where_only_one_device_lacks_room_it_is_said_that_it_would_be_faster(tmp_path):
+    """What is advised takes longer than one device, had it room."""
+    links = make.links(make.pair([0, 1, 2, 3], bandwidth=1e4))
+    make.write_site(tmp_path, make.profile((30 * MB,) * 23), links)
+    known = make.knowledge(tmp_path)
+    needed = answered(make.question("4x1"), known)[0].base.room.needed_bytes
+    for device_memory_bytes, is_said in ((needed + 1, False), (needed - 1, True)):
+        lacking = replace(known, device_memory_bytes=device_memory_bytes)
+        ranking, advice = answered(make.question("4x1"), lacking)
+        assert (ranking.base is None) == is_said
+        assert ("One device would be faster" in " ".join(advice.sentences)) == is_said
 
 
 def test_what_can_gain_nothing_is_never_advised(here):

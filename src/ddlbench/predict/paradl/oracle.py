@@ -111,7 +111,10 @@ def corrected_limit(workload: Workload, config: Configuration) -> Limit:
     rows = min(
         (prod(layer.output[dim] for dim in config.split_dims), layer.name) for layer in split
     )
-    return _limit(workload, config, divided, rows)
+    limit = _limit(workload, config, divided, rows)
+    if config.strategy in HYBRIDS:  # a group has a sample or more
+        return min(limit, (int(config.batch) * config.inside, "the batch"))
+    return limit
 
 
 def _limit(
