@@ -18,6 +18,7 @@ import click
 from ddlbench.common.errors import file_fault, printable
 
 _GAP = "  "
+_NO_BREAK = "\0"
 _UNLIMITED = 100_000
 _HEADING = re.compile(r"(>?)\s*(.*?)\s*(?:(?<!\S)/(\d))?")
 
@@ -63,6 +64,7 @@ def table(
     columns that may be left out, its text stands on a line of its own, above the rest of the row.
     Where that is not enough, the longest texts of another column lose their middle. Where even the
     shortest are too wide, the texts of all columns of names stand above the numbers of their row.
+    Where the numbers alone are too wide, each stands behind its heading.
     No text of a row controls the terminal.
     """
     width = width or terminal_width()
@@ -84,7 +86,7 @@ def table(
         if shorter == cut:
             break
         cut, room, made = shorter, *_with_room(shown, shorter, width)
-    if over > 0 and sum(not column.right for column in shown) > 1:
+    if over > 0:
         return _names_above(shown, texts, width)
     heading, *rest = made
     lines = [heading]
@@ -115,17 +117,39 @@ def _names_above(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
             samples/s          speed-up
         MobileNetV2, Interleaved 1F1B, 2x4
                   4.9  1.00 (0.98-1.02)
+
+    or, in less room::
+
+        MobileNetV2, Interleaved 1F1B, 2x4
+          samples/s 4.9, speed-up 1.00 (0.98-1.02)
     """
     names = [at for at, column in enumerate(columns) if not column.right]
     numbers = [at for at, column in enumerate(columns) if column.right]
     beside = [Column(""), *(columns[at] for at in numbers)]
-    heading, *rest = _rendered(beside, [["", *(row[at] for at in numbers)] for row in rows])
+    made = _rendered(beside, [["", *(row[at] for at in numbers)] for row in rows])
+    if max(map(len, made)) > width:
+        return [line for row in rows for line in _row_in_words(columns, row, width)]
+    heading, *rest = made
     lines = textwrap.wrap(", ".join(columns[at].heading for at in names), width)
     lines += [heading] if numbers else []
     for row, line in zip(rows, rest, strict=True):
         lines += textwrap.wrap(", ".join(row[at] for at in names if row[at]), width)
         lines += [line] if numbers else []
     return lines
+
+
+def _row_in_words(columns: Sequence[Column], row: Sequence[str], width: int) -> list[str]:
+    names = [row[at] for at, column in enumerate(columns) if not column.right and row[at]]
+    values = [
+        f"{column.heading} {row[at]}".strip()
+        for at, column in enumerate(columns)
+        if column.right and row[at]
+    ]
+    unbroken = ", ".join(value.replace(" ", _NO_BREAK) for value in values)
+    lines = textwrap.wrap(
+        unbroken, width, initial_indent=_GAP, subsequent_indent=_GAP, break_on_hyphens=False
+    )
+    return [*textwrap.wrap(", ".join(names), width), *(s.replace(_NO_BREAK, " ") for s in lines)]
 
 
 def _with_shorter_texts(
