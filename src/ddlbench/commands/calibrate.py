@@ -28,7 +28,7 @@ from ddlbench.predict.run_tables import CNN, ScoreQuestion, kind_of, read_table,
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.decoder_fit import FEW_ROWS, proposals
 from ddlbench.predict.transformer.run_scores import calibrated, fitted_errors
-from ddlbench.predict.transformer.training_runs import gpts, read_runs
+from ddlbench.predict.transformer.training_runs import gpts, read_runs, without_repeats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -257,7 +257,7 @@ def _held_out(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
 
 def _gpt_platform(runs: Sequence[Path], platform: str, where: str) -> _Calibrated:
     """Its interval comes from the same rows, each hidden size held out in turn."""
-    given, steps = Accelerators.load(platform), gpts(runs)
+    given, steps = Accelerators.load(platform), without_repeats(gpts(runs))
     fit = gpt_runs.calibrate(steps, given)
     fitted = gpt_runs.calibrated(given, fit, steps, where)
     errors = abs(gpt_runs.predicted_s(steps, fitted) / steps.step_s - 1)

@@ -21,7 +21,7 @@ from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.planning.labels import network_label, strategy_label
-from ddlbench.planning.memory import capacity_bytes
+from ddlbench.planning.memory import capacity_bytes, room_of
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict import largest_batch as batches
 from ddlbench.predict.advice import fitted_sentences, range_text
@@ -79,7 +79,7 @@ def predict(
     used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.compute_kind) or DEFAULT_RECOMMENDER
     if every_model:
         names = tuple(known("ddlbench.predictors"))
-    predictions = _predictions(candidate, names or (used,), here)
+    predictions, needed_bytes = _predictions(candidate, names or (used,), here)
     interval_s = prediction_interval_s(ranking, strategy)
     values = {
         "cell_id": candidate.cell.id,
@@ -91,6 +91,7 @@ def predict(
     lines = prediction_lines(
         question,
         predictions,
+        needed_bytes,
         candidate=candidate,
         alone=alone,
         interval_s=interval_s,
@@ -103,8 +104,12 @@ def predict(
     show(values, lines, as_json=as_json)
 
 
-def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) -> list[Prediction]:
+def _predictions(
+    candidate: Candidate, names: tuple[str, ...], here: Knowledge
+) -> tuple[list[Prediction], list[int | None]]:
     """What the named predictors say of a candidate's cell; those without an answer are left out.
+
+    The bytes are those of :class:`~ddlbench.planning.memory.Room`, as ``recommend`` shows them.
 
     Raises:
         ConfigError: none has an answer.
@@ -126,7 +131,8 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
             command = making_command(here.site.name, missing)
             sentences.append(f"make what is missing with: {command}")
         raise ConfigError("; ".join(sentences))
-    return predictions
+    rooms = [room_of(workload, plan, p.memory_bytes, here.site) for p in predictions]
+    return predictions, [room.needed_bytes if room else None for room in rooms]
 
 
 @click.command(
@@ -260,6 +266,7 @@ def _off(errors: Sequence[float]) -> str:
 def prediction_lines(
     question: Question,
     predictions: Sequence[Prediction],
+    needed_bytes: Sequence[int | None],
     *,
     candidate: Candidate,
     alone: Candidate,
@@ -274,10 +281,14 @@ def prediction_lines(
     predictor assumes.
     """
     baselines = {p.predictor for p in predictions if predictor_of(p.predictor).baseline}
-    ordered = sorted(predictions, key=lambda p: (p.predictor != used, p.predictor in baselines))
+    rows = sorted(
+        zip(predictions, needed_bytes, strict=True),
+        key=lambda row: (row[0].predictor != used, row[0].predictor in baselines),
+    )
+    ordered = [prediction for prediction, _ in rows]
     first = ordered[0]
     lines = paragraph(header(question, known.site, candidate.label))
-    lines += _prediction_table(ordered, used, baselines)
+    lines += _prediction_table(ordered, [needed for _, needed in rows], used, baselines)
     lines += _speedup_line(candidate, alone, first)
     strategy = candidate.strategy
     calibrated = bool(known.inputs.calibration and known.inputs.calibration.of(strategy))
@@ -301,7 +312,10 @@ def prediction_lines(
 
 
 def _prediction_table(
-    ordered: Sequence[Prediction], used: str, baselines: Collection[str]
+    ordered: Sequence[Prediction],
+    needed_bytes: Sequence[int | None],
+    used: str,
+    baselines: Collection[str],
 ) -> list[str]:
     remarks = dict.fromkeys(baselines, "baseline")
     if len(ordered) > 1:
@@ -315,7 +329,7 @@ def _prediction_table(
         in_one_unit([p.compute_s for p in ordered], TIMES),
         in_one_unit([p.exposed_communication_s for p in ordered], TIMES),
         in_one_unit(bubbles, TIMES),
-        in_one_unit([max(p.memory_bytes, default=None) for p in ordered], BYTES),
+        in_one_unit(needed_bytes, BYTES),
         [remarks.get(p.predictor, "") for p in ordered],
         strict=True,
     )

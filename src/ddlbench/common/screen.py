@@ -18,6 +18,7 @@ import click
 from ddlbench.common.errors import file_fault, printable
 
 _GAP = "  "
+_NO_BREAK = "\0"
 _UNLIMITED = 100_000
 _HEADING = re.compile(r"(>?)\s*(.*?)\s*(?:(?<!\S)/(\d))?")
 
@@ -63,6 +64,7 @@ def table(
     columns that may be left out, its text stands on a line of its own, above the rest of the row.
     Where that is not enough, the longest texts of another column lose their middle. Where even the
     shortest are too wide, the texts of all columns of names stand above the numbers of their row.
+    Where the numbers alone are too wide, each stands behind its heading.
     No text of a row controls the terminal.
     """
     width = width or terminal_width()
@@ -87,7 +89,7 @@ def table(
         if shorter == cut:
             break
         cut, room, made = shorter, *_with_room(shown, shorter, width)
-    if over > 0 and has_names:
+    if over > 0:
         return _names_above(shown, texts, width)
     heading, *rest = made
     lines = [heading]
@@ -119,26 +121,45 @@ def _names_above(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
         MobileNetV2, Interleaved 1F1B, 2x4
                   4.9  1.00 (0.98-1.02)
 
+    or, in less room::
+
+        MobileNetV2, Interleaved 1F1B, 2x4
+          samples/s 4.9, speed-up 1.00 (0.98-1.02)
+
     A text of a column without heading, as a rank, belongs to the next one.
     """
-    names = [at for at, column in enumerate(columns) if not column.right]
-
-    def named(texts: Sequence[str]) -> list[str]:
-        signs = (", " if columns[at].heading else " " for at in names)
-        parts = zip((texts[at] for at in names), signs, strict=True)
-        line = "".join(text + sign for text, sign in parts if text).rstrip(", ")
-        return textwrap.wrap(line, width)
-
     numbers = [at for at, column in enumerate(columns) if column.right]
     beside = [Column(""), *(columns[at] for at in numbers)]
-    heading, *rest = _rendered(beside, [["", *(row[at] for at in numbers)] for row in rows])
-    indent = len(_GAP) if max(map(len, [heading, *rest])) > width else 0
-    lines = named([column.heading for column in columns])
-    lines += [heading[indent:]] if numbers else []
+    made = _rendered(beside, [["", *(row[at] for at in numbers)] for row in rows])
+    if max(map(len, made)) > width:
+        return [line for row in rows for line in _row_in_words(columns, row, width)]
+    heading, *rest = made
+    lines = _names_of(columns, [column.heading for column in columns], width)
+    lines += [heading] if numbers else []
     for row, line in zip(rows, rest, strict=True):
-        lines += named(row)
-        lines += [line[indent:]] if numbers else []
+        lines += _names_of(columns, row, width)
+        lines += [line] if numbers else []
     return lines
+
+
+def _names_of(columns: Sequence[Column], texts: Sequence[str], width: int) -> list[str]:
+    signs = (", " if column.heading else " " for column in columns)
+    parts = zip(columns, texts, signs, strict=True)
+    line = "".join(text + sign for column, text, sign in parts if text and not column.right)
+    return textwrap.wrap(line.rstrip(", "), width)
+
+
+def _row_in_words(columns: Sequence[Column], row: Sequence[str], width: int) -> list[str]:
+    values = [
+        f"{column.heading} {row[at]}".strip()
+        for at, column in enumerate(columns)
+        if column.right and row[at]
+    ]
+    unbroken = ", ".join(value.replace(" ", _NO_BREAK) for value in values)
+    lines = textwrap.wrap(
+        unbroken, width, initial_indent=_GAP, subsequent_indent=_GAP, break_on_hyphens=False
+    )
+    return [*_names_of(columns, row, width), *(s.replace(_NO_BREAK, " ") for s in lines)]
 
 
 def _with_shorter_texts(

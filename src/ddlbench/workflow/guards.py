@@ -29,6 +29,20 @@ from ddlbench.slurm.jobs import drop_user_defaults
 _held: dict[str, IO[str] | None] = {}
 
 
+def check_config_files(files: Sequence[str]) -> None:
+    """Refuse a target that Snakemake took for a configuration, as it stands after one.
+
+    Raises:
+        ConfigError: a file of results is among them.
+    """
+    for file in files:
+        if Path(file).parts[:1] == RESULTS.parts:
+            raise ConfigError(
+                f"Snakemake takes {file} for a configuration, as it stands after --configfile; "
+                f"write targets first: snakemake {file} --profile ... --configfile FILE"
+            )
+
+
 def check_profile(site: Site, arguments: Sequence[str]) -> None:
     """Refuse a Snakemake profile that starts jobs elsewhere than the site says.
 

@@ -71,6 +71,7 @@ from ddlbench.user_parts import try_user_parts
 from ddlbench.workflow.guards import (
     begin,
     check_cluster,
+    check_config_files,
     check_profile,
     hold_machine,
     holds_machine,
@@ -85,6 +86,7 @@ class Run:
         self._request = cache(lambda nodes, devices: request(nodes, devices, self.site))
         self.config_files = [relpath(file) for file in workflow.configfiles]
         with _ending_in_a_sentence():
+            check_config_files(self.config_files)
             where = ", ".join(self.config_files) or "the configuration"
             self.experiment = parse_experiment(config, where)
             self.site = load_site(self.experiment.site, real_data=self.experiment.real_data)

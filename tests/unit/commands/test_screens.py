@@ -192,6 +192,16 @@ def test_a_row_is_one_line_and_names_are_whole():
     ]
 
 
+def test_numbers_that_have_no_room_side_by_side_stand_behind_their_headings():
+    headings = "devices | best strategy | > step | > speed-up | > eff. | > device-h | > memory"
+    lines = table(headings, [("1x2", "DDP", "118 ms", "1.89", "95%", "0.33", "17 GB")], 40)
+    assert lines == [
+        "1x2, DDP",
+        "  step 118 ms, speed-up 1.89, eff. 95%,",
+        "  device-h 0.33, memory 17 GB",
+    ]
+
+
 def test_no_text_of_a_file_controls_the_terminal():
     hostile = "a\x1b[31mred\x1b]0;title\x07 \u202egnp"
     _heading, row = table("name | note", [(hostile, hostile)], 200)

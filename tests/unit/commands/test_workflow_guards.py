@@ -11,7 +11,12 @@ import pytest
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
-from ddlbench.workflow.guards import check_profile, hold_machine, holds_machine
+from ddlbench.workflow.guards import (
+    check_config_files,
+    check_profile,
+    hold_machine,
+    holds_machine,
+)
 
 HOLD = (
     "from ddlbench.experiment.site import load_site;"
@@ -138,3 +143,9 @@ def test_a_second_run_on_this_machine_is_refused_until_the_first_ends(tmp_path, 
 
 def site_file():
     return project_root() / "config" / "sites" / "local.yaml"
+
+
+def test_a_target_behind_the_configuration_is_told_where_to_stand():
+    check_config_files(["config/config.yaml", "mine.yaml"])
+    with pytest.raises(ConfigError, match="write targets first: snakemake results/local/links/"):
+        check_config_files(["mine.yaml", "results/local/links/default/links.json"])

@@ -17,6 +17,7 @@ from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.predict import _floor_text, accuracy, predict
 from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import BYTES, in_one_unit
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.paths import RESULTS, tables_dir
 from ddlbench.planning.matrix import matrix_of
@@ -53,6 +54,17 @@ def test_predict_has_one_answer_and_all_only_when_asked(folder):
     assert {"ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "linear"} <= set(by_predictor)
     assert by_predictor["linear"]["step_s"] == pytest.approx((0.1 + 0.16) / 2)
     assert len(by_predictor["linear"]["memory_bytes"]) == 2
+
+
+def test_predict_and_recommend_show_the_memory_of_the_same_process(folder):
+    """On CPUs the partitions of torchgpipe share the memory of one process."""
+    out = run(recommend, *CELL, "--json").output
+    ranked = {entry["strategy"]: entry for entry in json.loads(out)["candidates"]}
+    values = json.loads(run(predict, *CELL, "--strategy", "gpipe", "--json").output)
+    of_devices = values["predictions"][0]["memory_bytes"]
+    assert ranked["gpipe"]["memory_bytes"] == sum(of_devices) > max(of_devices)
+    (shown,) = in_one_unit([sum(of_devices)], BYTES)
+    assert shown in run(predict, *CELL, "--strategy", "gpipe").output.splitlines()[2]
 
 
 def test_predict_has_the_options_that_recommend_ranks_and_names_them(folder):

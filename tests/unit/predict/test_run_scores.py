@@ -20,12 +20,14 @@ from ddlbench.predict.transformer.decoder_fit import (
     proposals,
 )
 from ddlbench.predict.transformer.decoder_time import CONSTANTS
-from ddlbench.predict.transformer.run_scores import TERMS, score, term_gains
+from ddlbench.predict.transformer.run_scores import TERMS, calibrated, score, term_gains
 from ddlbench.predict.transformer.training_runs import (
     PUBLISHED,
+    TrainingRuns,
     cleaned_s,
     shipped,
     training_runs,
+    without_repeats,
 )
 
 PLAYBOOK, FOUNDRY = PUBLISHED / "playbook.csv", PUBLISHED / "foundry.csv"
@@ -86,6 +88,18 @@ def test_a_fit_finds_planted_constants():
     made = replace(runs, step_s=predicted_s(runs, software.with_constants(planted)))
     actual = fit_time(made, software, FEW_CONSTANTS).constants
     assert actual == pytest.approx(planted, rel=0.02)
+
+
+def test_runs_of_one_configuration_count_as_one():
+    """Whoever measures one configuration ten times knows one row, and not ten."""
+    runs = shipped("foundry").take(slice(0, 5))
+    again = runs.take([0] * 4)
+    again = replace(again, step_s=again.step_s * [0.8, 0.9, 1.1, 50.0])
+    merged = without_repeats(TrainingRuns.joined([runs, again]))
+    assert merged.step_s == pytest.approx(runs.step_s)  # the median of its five
+    assert merged.decoders.devices.tolist() == runs.decoders.devices.tolist()
+    _, (fitted, *_) = calibrated(TrainingRuns.joined([runs, again]), Software.load("fsdp"), "x")
+    assert fitted.rows == 5
 
 
 def test_rows_of_one_network_alone_leave_an_interval():

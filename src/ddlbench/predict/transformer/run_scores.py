@@ -52,6 +52,7 @@ from ddlbench.predict.transformer.training_runs import (
     cleaned_s,
     shipped,
     training_runs,
+    without_repeats,
 )
 
 LEAST_ROWS = 5
@@ -163,11 +164,11 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     constants are fitted, or of one model, those of the fit itself.
 
     Args:
-        runs: as they were read.
+        runs: as they were read; those of one configuration count as one.
         software: with priors.
         where: the tables' names.
     """
-    runs = replace(runs, step_s=cleaned_s(runs))
+    runs = without_repeats(replace(runs, step_s=cleaned_s(runs)))
     fits = fits_of(runs, software)
     fitted = replace(software.fitted_to(*fits), fitted_on=f"{fits[0].rows} steps of {where}")
     small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))

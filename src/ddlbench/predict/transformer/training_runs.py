@@ -210,6 +210,22 @@ def read_runs(paths: Sequence[Path], question: ScoreQuestion | None = None) -> T
     )
 
 
+def without_repeats(runs: TrainingRuns) -> TrainingRuns:
+    """A row per configuration, with the medians of its runs: measured twice, it tells no more."""
+    columns = {**runs.decoders.columns, **vars(runs.machines)}
+    configurations = pd.DataFrame(
+        {**columns, "of_model": runs.models, "of_accelerator": runs.accelerators}
+    )
+    numbers = configurations.groupby([*configurations], sort=False, dropna=False).ngroup()
+    measured = pd.DataFrame({"step_s": runs.step_s, "memory_bytes": runs.memory_bytes})
+    medians = measured.groupby(numbers).median()
+    return replace(
+        runs.take(~numbers.duplicated().to_numpy()),
+        step_s=medians["step_s"].to_numpy(),
+        memory_bytes=medians["memory_bytes"].to_numpy(),
+    )
+
+
 def gpts(paths: Sequence[Path]) -> TrainingRuns:
     """Tables of GPTs' runs as one.
 

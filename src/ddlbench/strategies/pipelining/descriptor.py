@@ -11,7 +11,7 @@ Each replica takes one contiguous part of the mini-batch and cuts it into micro-
 schedules flush: every update uses gradients of the current weights.
 
 Ranks are numbered replica by replica, so a pipeline's stages are on as few nodes as possible. The
-executor checks that torch runs :meth:`SynchronousPipeline.schedule`.
+executor checks that torch runs :meth:`FlushingPipeline.schedule`.
 
 With tensor parallelism the ranks of a stage split its pairs of linear layers (Narayanan et al., SC
 2021, section 3)::
@@ -114,15 +114,11 @@ class PipeliningDetails(PipeliningOptions):
     schedule: str
 
 
-class SynchronousPipeline(Strategy):
-    """Base of the pipelines, which differ in their schedule."""
+class FlushingPipeline(Strategy):
+    """Base of the pipelines: their processes, stages and schedule; memory and times are unknown."""
 
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
-    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
-    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("cpu", "cuda"), "pipeline-replay"
-    )
     options: ClassVar[type[Options]] = PipeliningOptions
 
     def stages_per_rank(self, cell: Cell) -> int:
@@ -243,7 +239,8 @@ class SynchronousPipeline(Strategy):
             ],
         }
 
-    def pipeline_of(self, plan: Plan) -> Pipeline:
+    def stages_of_plan(self, plan: Plan) -> Pipeline:
+        """The stages of a plan, whoever holds them."""
         details, schedule = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
         places = [process.stage for process in plan.processes]
         return Pipeline(
@@ -256,6 +253,31 @@ class SynchronousPipeline(Strategy):
             held=tuple(schedule.most_held[place] for place in places),
             micro_batches=details.chunks,
         )
+
+    def micro_batches(self, plan: Plan) -> int:
+        return PipeliningDetails.of(plan).chunks
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """A cut needs values with a gradient."""
+        return why_not_in_stages(traits, self.stages_of_plan(plan))
+
+    def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
+        return measured_files(cell, site) if StageOptions.of_cell(cell).balance == "profile" else ()
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        return self.plan(cell)[1]
+
+
+class SynchronousPipeline(FlushingPipeline):
+    """Base of the pipelines whose stages are on one device each; they differ in their schedule."""
+
+    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
+    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cpu", "cuda"), "pipeline-replay"
+    )
+
+    def pipeline_of(self, plan: Plan) -> Pipeline:
+        return self.stages_of_plan(plan)
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
         details = PipeliningDetails.of(plan)
@@ -272,32 +294,19 @@ class SynchronousPipeline(Strategy):
         splits = any(action is not None and action.kind == "backward_input" for action in actions)
         return PipelineRun(real_of, free, loaded / chunks, loaded, False, pipelines, splits)
 
-    def micro_batches(self, plan: Plan) -> int:
-        return PipeliningDetails.of(plan).chunks
-
-    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """A cut needs values with a gradient."""
-        return why_not_in_stages(traits, self.pipeline_of(plan))
-
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return pipeline_bytes(workload, plan, self.pipeline_of(plan))
-
-    def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        return measured_files(cell, site) if StageOptions.of_cell(cell).balance == "profile" else ()
-
-    def details(self, cell: Cell) -> dict[str, Any]:
-        return self.plan(cell)[1]
+        return pipeline_bytes(workload, plan, self.stages_of_plan(plan))
 
 
 @lru_cache(maxsize=256)  # planning and predicting a cell needs the same one many times
-def _schedule_of(kind: type[SynchronousPipeline], cell: Cell) -> Schedule:
+def _schedule_of(kind: type[FlushingPipeline], cell: Cell) -> Schedule:
     strategy, chunks = kind(), PipeliningOptions.of_cell(cell).chunks
     return _proven(kind, strategy.ranks(cell), strategy.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
 
 
 @cache
 def _proven(
-    kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, micro_batches: int
+    kind: type[FlushingPipeline], ranks: int, stages_per_rank: int, micro_batches: int
 ) -> Schedule:
     """A schedule that does not deadlock even where every send waits for its receiver."""
     made = kind().one_pipeline(ranks, stages_per_rank, micro_batches)
@@ -345,12 +354,16 @@ class OneFOneB(SynchronousPipeline):
     marker: ClassVar[str] = ">"
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        if micro_batches < ranks:  # torch refuses it, too
-            raise InvalidSchedule(
-                f"1F1B needs at least as many micro-batches as stages, and {micro_batches} are "
-                f"fewer than {ranks}; raise chunks to {ranks} or more"
-            )
-        return one_f_one_b(ranks, micro_batches)
+        return _one_f_one_b(ranks, micro_batches)
+
+
+def _one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
+    if micro_batches < ranks:  # torch refuses it, too
+        raise InvalidSchedule(
+            f"1F1B needs at least as many micro-batches as stages, and {micro_batches} are "
+            f"fewer than {ranks}; raise chunks to {ranks} or more"
+        )
+    return one_f_one_b(ranks, micro_batches)
 
 
 class SeveralStagesPerRank(SynchronousPipeline):
@@ -409,8 +422,11 @@ class DataTensorPipeOptions(PipeliningOptions, GroupOptions):
     """Options of pipelines, and how many devices hold a stage together."""
 
 
-class DataTensorPipe(OneFOneB):
-    """1F1B over stages of several devices, and replicas of all of it, by torch's device mesh."""
+class DataTensorPipe(FlushingPipeline):
+    """1F1B over stages of several devices, and replicas of all of it, by torch's device mesh.
+
+    No model has the memory and the times of stages that several devices hold together.
+    """
 
     name: ClassVar[str] = "data-tensor-pipe"
     label: ClassVar[str] = "Data + tensor + pipe"
@@ -420,9 +436,10 @@ class DataTensorPipe(OneFOneB):
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     splits_layers: ClassVar[bool] = True
     splits_pairs: ClassVar[bool] = True
-    predictors: ClassVar[tuple[str, ...]] = ()
-    preferred_predictor: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[type[Options]] = DataTensorPipeOptions
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        return _one_f_one_b(ranks, micro_batches)
 
     def together(self, cell: Cell) -> int:
         return DataTensorPipeOptions.of_cell(cell).group or cell.devices_per_node
@@ -443,21 +460,4 @@ class DataTensorPipe(OneFOneB):
                 yield {"group": size}
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        return why_not_in_stages(traits, super().pipeline_of(plan)) or weights_with_hooks(
-            traits, self.label
-        )
-
-    def pipeline_of(self, plan: Plan) -> Pipeline | None:  # type: ignore[override]
-        """None: memory and times are of stages that one device holds whole."""
-        return None
-
-    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return Strategy.memory_bytes(self, workload, plan)
-
-    def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:  # type: ignore[override]
-        """None: a schedule is of pipelines whose stages are one device."""
-        return None
-
-    def pipeline_run(self, plan: Plan) -> PipelineRun | None:  # type: ignore[override]
-        """None: no model times the messages within its passes yet."""
-        return None
+        return super().why_not_network(traits, plan) or weights_with_hooks(traits, self.label)

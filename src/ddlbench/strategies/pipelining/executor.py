@@ -23,7 +23,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
-from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
+from ddlbench.strategies.pipelining.descriptor import FlushingPipeline, PipeliningDetails
 from ddlbench.strategies.pipelining.stage import (
     WatchedStage,
     check_split_backward,
@@ -48,7 +48,7 @@ class PipelineExecutor(Executor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process groups, cut the network and keep this process's blocks."""
-        descriptor = cast(SynchronousPipeline, self.plan.strategy)
+        descriptor = cast(FlushingPipeline, self.plan.strategy)
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = details.replicas, details.chunks
