@@ -28,6 +28,7 @@ _HEADER = pytest.StashKey[str]()
 
 def pytest_configure(config):
     """Go to a project with the shipped configuration, where the user has edited it."""
+    gc.disable()  # until all tests are collected
     plugged.pytest_configure(config)
     if shipped.is_edited():
         folder = tempfile.TemporaryDirectory(prefix="ddlbench-tests-")
@@ -39,7 +40,12 @@ def pytest_configure(config):
 
 def pytest_collection_finish():
     """Spare the collector all modules and tests, which live as long as this process."""
-    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure():
+    """Do not collect what ends with this process anyway."""
     gc.freeze()
 
 
