@@ -15,6 +15,7 @@ The smallest cells have::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.one_device import (
     State,
     Trained,
@@ -180,6 +182,12 @@ def _noise(cell: Cell, floating: Floating) -> Noise:
     samples = _FEW_SAMPLES if large else _SAMPLES
     training = Training(base_of(cell).with_(batch_size=samples), _STEPS, floating)
     first, other = _run(training, 0), _run(training, 1)
+    first_loss = float(first.losses.flatten()[0])
+    if not math.isfinite(first_loss):
+        raise ConfigError(
+            f"its first loss is {first_loss}, and nothing can be compared; look for a division by "
+            "zero, or a logarithm of zero"
+        )
     moved = _run(training, 0, move=True)
     changes = {name: difference(_change(moved, name), _change(first, name)) for name in first.end}
     moved_loss = difference(moved.losses, first.losses)

@@ -116,6 +116,13 @@ def test_two_seeds_that_agree_by_chance_are_not_all_of_the_noise(monkeypatch):
     assert (noise.drawn, noise.drawn_loss) == pytest.approx((0.5, 1.0))
 
 
+def test_a_network_whose_loss_is_no_number_has_nothing_to_compare(monkeypatch):
+    run = look._Run({"w": torch.zeros(1)}, {"w": torch.ones(1)}, torch.tensor([[math.nan, 1.0]]))
+    monkeypatch.setattr(look, "_run", lambda *_, **__: run)
+    with pytest.raises(ConfigError, match="its first loss is nan, and nothing can be compared"):
+        look._noise(CELL, "float64")
+
+
 def test_weights_that_do_not_follow_from_the_seed_are_refused():
     made = compare(CELL, expected(Noise({}, 0.0, start=0.5)), [rank()], Scope())
     assert (made.kind, made.difference) == ("unsupported", None)
