@@ -39,6 +39,7 @@ from ddlbench.equivalence.rounding import (
     Floating,
     TrialError,
     change,
+    coarsest_eps,
     difference,
     dtype_of,
     move_weights,
@@ -168,9 +169,13 @@ def _change(run: _Run, name: str) -> Tensor:
 
 
 def _run(training: Training, rank: int, *, move: bool = False) -> _Run:
+    eps = 0.0
+    if move and training.floating == "as built":
+        ((inputs, _),) = whole_batches(training.cell, 1, dtype_of(training.floating))
+        eps = coarsest_eps(built(training.cell).train(), inputs)
     network = begin_as_a_process(training.cell, training.floating, rank)
     if move:
-        move_weights(network, seed=1)
+        move_weights(network, seed=1, least_eps=eps)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     trained = train(training, network)
     losses = torch.tensor(trained.losses, dtype=torch.float64)

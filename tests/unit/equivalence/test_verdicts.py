@@ -15,6 +15,7 @@ from ddlbench.equivalence.one_device import RankTraining, Trained, base_of
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError
 from ddlbench.equivalence.rounding import (
     TrialError,
+    coarsest_eps,
     difference,
     explain,
     move_weights,
@@ -168,6 +169,16 @@ def test_moved_weights_differ_in_their_last_places():
     move_weights(layer, seed=1)
     moved = (layer.weight / before - 1).abs().max()
     assert 0 < moved < 1e-5
+
+
+def test_weights_move_by_what_a_pass_in_coarser_floats_can_see():
+    layer = torch.nn.Linear(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        eps = coarsest_eps(layer, torch.ones(2, 4))
+    assert eps == torch.finfo(torch.bfloat16).eps
+    before = layer.weight.detach().clone()
+    move_weights(layer, seed=1, least_eps=eps)
+    assert not torch.equal(layer.weight.bfloat16(), before.bfloat16())
 
 
 class _Narrows(torch.nn.Module):
