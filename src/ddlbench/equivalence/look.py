@@ -15,6 +15,7 @@ The smallest cells have::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.one_device import (
     State,
     Trained,
@@ -37,6 +39,7 @@ from ddlbench.equivalence.rounding import (
     Floating,
     TrialError,
     change,
+    coarsest_eps,
     difference,
     dtype_of,
     move_weights,
@@ -166,9 +169,13 @@ def _change(run: _Run, name: str) -> Tensor:
 
 
 def _run(training: Training, rank: int, *, move: bool = False) -> _Run:
+    eps = 0.0
+    if move and training.floating == "as built":
+        ((inputs, _),) = whole_batches(training.cell, 1, dtype_of(training.floating))
+        eps = coarsest_eps(built(training.cell).train(), inputs)
     network = begin_as_a_process(training.cell, training.floating, rank)
     if move:
-        move_weights(network, seed=1)
+        move_weights(network, seed=1, least_eps=eps)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     trained = train(training, network)
     losses = torch.tensor(trained.losses, dtype=torch.float64)
@@ -180,6 +187,12 @@ def _noise(cell: Cell, floating: Floating) -> Noise:
     samples = _FEW_SAMPLES if large else _SAMPLES
     training = Training(base_of(cell).with_(batch_size=samples), _STEPS, floating)
     first, other = _run(training, 0), _run(training, 1)
+    first_loss = float(first.losses.flatten()[0])
+    if not math.isfinite(first_loss):
+        raise ConfigError(
+            f"its first loss is {first_loss}, and nothing can be compared; look for a division by "
+            "zero, or a logarithm of zero"
+        )
     moved = _run(training, 0, move=True)
     changes = {name: difference(_change(moved, name), _change(first, name)) for name in first.end}
     moved_loss = difference(moved.losses, first.losses)

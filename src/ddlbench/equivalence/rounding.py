@@ -55,26 +55,26 @@ def in_float64(network: _Module) -> _Module:
     return network._apply(wider)
 
 
-class _Narrow(TorchDispatchMode):
-    """Notices an operation that computes in floats of less than 64 bits."""
+class _Coarsest(TorchDispatchMode):
+    """Notices the coarsest floats that operations compute: the largest distance from 1."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_narrow = False
+        self.eps = 0.0
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
-            if isinstance(output, Tensor) and not _is_64_bit(output.dtype):
-                self.is_narrow = True
+            if isinstance(output, Tensor) and _is_number(output):
+                self.eps = max(self.eps, torch.finfo(output.dtype).eps)
         return outputs
 
 
-def _is_64_bit(dtype: torch.dtype) -> bool:
-    """Whether floats of this type have 64 bits; also of a type without floats."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return dtype in (torch.float64, torch.complex128)
-    return True
+def coarsest_eps(network: nn.Module, inputs: Tensor) -> float:
+    """Of the floats that a pass computes, as in autocast; its buffers may change."""
+    with _Coarsest() as coarsest, torch.no_grad():
+        network(inputs)
+    return coarsest.eps
 
 
 def trains_in_float64(
@@ -86,21 +86,24 @@ def trains_in_float64(
     """
     try:
         network = in_float64(make()).train()
-        with _Narrow() as narrow:
+        with _Coarsest() as coarsest:
             outputs = network(inputs)
         loss_function(outputs, labels).backward()
     except Exception:  # a type that the network fixes meets another one
         return False
-    return not narrow.is_narrow
+    return coarsest.eps <= torch.finfo(torch.float64).eps
 
 
 @torch.no_grad()
-def move_weights(network: nn.Module, seed: int) -> None:
-    """Change each float of the weights by a few units in its last place, up or down."""
+def move_weights(network: nn.Module, seed: int, least_eps: float = 0.0) -> None:
+    """Change each float of the weights by a few units in its last place, up or down.
+
+    ``least_eps`` is of the coarsest floats that the network computes: smaller changes are lost.
+    """
     generator = torch.Generator().manual_seed(seed)
     for weight in network.parameters():
         if _is_number(weight):
-            eps = torch.finfo(weight.dtype).eps
+            eps = max(torch.finfo(weight.dtype).eps, least_eps)
             ulps = 1 if eps > _COARSE_EPS else _MOVED_ULPS
             sign = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
             weight.mul_((1 + ulps * eps * sign.double()).to(weight.dtype))

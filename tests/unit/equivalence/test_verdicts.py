@@ -15,6 +15,7 @@ from ddlbench.equivalence.one_device import RankTraining, Trained, base_of
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError
 from ddlbench.equivalence.rounding import (
     TrialError,
+    coarsest_eps,
     difference,
     explain,
     move_weights,
@@ -116,6 +117,13 @@ def test_two_seeds_that_agree_by_chance_are_not_all_of_the_noise(monkeypatch):
     assert (noise.drawn, noise.drawn_loss) == pytest.approx((0.5, 1.0))
 
 
+def test_a_network_whose_loss_is_no_number_has_nothing_to_compare(monkeypatch):
+    run = look._Run({"w": torch.zeros(1)}, {"w": torch.ones(1)}, torch.tensor([[math.nan, 1.0]]))
+    monkeypatch.setattr(look, "_run", lambda *_, **__: run)
+    with pytest.raises(ConfigError, match="its first loss is nan, and nothing can be compared"):
+        look._noise(CELL, "float64")
+
+
 def test_weights_that_do_not_follow_from_the_seed_are_refused():
     made = compare(CELL, expected(Noise({}, 0.0, start=0.5)), [rank()], Scope())
     assert (made.kind, made.difference) == ("unsupported", None)
@@ -161,6 +169,16 @@ def test_moved_weights_differ_in_their_last_places():
     move_weights(layer, seed=1)
     moved = (layer.weight / before - 1).abs().max()
     assert 0 < moved < 1e-5
+
+
+def test_weights_move_by_what_a_pass_in_coarser_floats_can_see():
+    layer = torch.nn.Linear(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        eps = coarsest_eps(layer, torch.ones(2, 4))
+    assert eps == torch.finfo(torch.bfloat16).eps
+    before = layer.weight.detach().clone()
+    move_weights(layer, seed=1, least_eps=eps)
+    assert not torch.equal(layer.weight.bfloat16(), before.bfloat16())
 
 
 class _Narrows(torch.nn.Module):
