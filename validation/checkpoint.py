@@ -135,7 +135,7 @@ def kill_a_rank(folder: Path, at: int) -> None:
     workers = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            name, _, rank = child.name().partition(" ")
+            name, _, rank = child.name().partition("-")
             if name == "rank":
                 workers[int(rank)] = child.pid
     os.kill(workers[max(workers)], signal.SIGKILL)

@@ -94,7 +94,7 @@ class FaultyCell:
         workers = []
         for process in psutil.Process(run.pid).children(recursive=True):
             with suppress(psutil.Error):  # gone since
-                if process.name().startswith("rank "):
+                if process.name().startswith("rank-"):
                     workers.append(process)
         return workers
 

@@ -166,7 +166,7 @@ def running_ranks() -> dict[int, psutil.Process]:
     ranks = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            name, _, rank = process.name().partition(" ")
+            name, _, rank = process.name().partition("-")
             if name == "rank" and process.status() != psutil.STATUS_ZOMBIE:
                 ranks[int(rank)] = process
     return ranks

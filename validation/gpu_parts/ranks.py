@@ -260,7 +260,7 @@ def _workers() -> dict[int, int]:
     processes = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, KeyError):
-            name, _, rank = child.name().partition(" ")
+            name, _, rank = child.name().partition("-")
             if name == "rank" and child.status() != "zombie":
                 processes[int(rank)] = child.pid
     return processes

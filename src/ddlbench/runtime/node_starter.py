@@ -33,7 +33,6 @@ from ddlbench.experiment.registry import NETWORKS, load
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime import worker
 from ddlbench.runtime.job import Job
 from ddlbench.runtime.launch import LISTEN_FD, fork_line, identity_variables
 from ddlbench.runtime.rank_guard import end_with_parent, guard, name_process
@@ -56,8 +55,8 @@ class Fork:
         os.kill(self.pid, number)
 
 
-def main(job_path: str, listener: str, *outputs: str) -> int:
-    """Start ranks, and return 0 when all have ended.
+def main(job_path: str, listener: str, *outputs: str) -> NoReturn:
+    """Start ranks, and exit with 0 when all have ended.
 
     Args:
         job_path: of the cell.
@@ -66,11 +65,11 @@ def main(job_path: str, listener: str, *outputs: str) -> int:
     """
     end_with_parent()
     job = Job.load(Path(job_path))
+    gc.disable()  # what is imported is never freed
     _import_parts(job.plan.cell)
     # It ends after its guards, which the supervisor ends.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    gc.freeze()  # else a rank's first collection would copy all pages
     files = {int(rank): int(file) for rank, file in (entry.split(":") for entry in outputs)}
     listens = None if listener == "-" else int(listener)
     guards = {}
@@ -83,11 +82,12 @@ def main(job_path: str, listener: str, *outputs: str) -> int:
     while guards:
         pid, status = os.wait()
         print(fork_line(guards.pop(pid), pid, os.waitstatus_to_exitcode(status)), flush=True)
-    return 0
+    os._exit(0)  # Python's teardown takes half a second
 
 
 def _import_parts(cell: Cell) -> None:
     """Import what ranks would; a user's network is left to them, as it may do more."""
+    importlib.import_module("ddlbench.runtime.worker")
     with suppress(Exception):  # a rank meets the error again, and reports it
         importlib.import_module("torch._dynamo")  # for DDP, FSDP, torchvision, shapes of stages
         resolve_name(strategy_of(cell.strategy).executor)
@@ -113,7 +113,7 @@ def _be_guard(
         _close(files.values(), listens)
         os.environ.update(identity_variables(process))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        name_process(f"guard {process.rank}")
+        name_process(f"guard-{process.rank}")
         code = guard(job_path, lambda: Fork(partial(_be_rank, job_path)))
     except BaseException:
         traceback.print_exc()
@@ -122,9 +122,11 @@ def _be_guard(
 
 
 def _be_rank(job_path: str) -> NoReturn:
+    from ddlbench.runtime import worker  # noqa: PLC0415 - it is imported without collections
+
     end_with_parent()
     worker.main(job_path)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

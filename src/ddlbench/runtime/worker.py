@@ -1,4 +1,4 @@
-"""Entry of every process of a cell: ``python -m ddlbench.runtime.worker job.json``.
+"""Entry of every process of a cell, which its guard starts or forks.
 
 It reports success or failure in rank<k>.json. SIGUSR1 makes it dump its stacks.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import copy
 import faulthandler
+import gc
 import importlib.util
 import os
 import shutil
@@ -102,10 +103,12 @@ _COMPILERS = ("gcc", "clang", "cc")  # that Triton looks for
 def main(job_path: str) -> NoReturn:
     """Run this process's part of a cell, and exit with 0 or 1."""
     faulthandler.enable()
+    gc.freeze()  # what was imported stays, and would be looked at in each collection
+    gc.enable()
     job = Job.load(Path(job_path))
     process = own_process(job.plan.processes)
     report_path = report_file(job.run_dir, process.rank)
-    name_process(f"rank {process.rank}")
+    name_process(f"rank-{process.rank}")
     stacks = stacks_file(job.run_dir, process.rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     use_short_socket_folder()
@@ -528,7 +531,3 @@ def _of_compiler(error: Exception) -> bool:
     from torch._inductor.exc import OperatorIssue  # noqa: PLC0415 - slow to import
 
     return isinstance(error, TorchDynamoException | OperatorIssue)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
