@@ -49,6 +49,27 @@ def test_network_executor_optimiser_and_meter_import_no_compiler(family: str) ->
     assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr
 
 
+_FORKS = """
+import os
+import numpy, random, torch
+from ddlbench.runtime import node_starter, worker
+
+def show(job_path):
+    print(random.random(), numpy.random.random(), flush=True)
+    os._exit(0)
+
+worker.main = show
+for _ in range(2):
+    node_starter.Fork(lambda: node_starter._be_rank("")).wait()
+"""
+
+
+def test_ranks_that_are_forks_draw_random_numbers_of_their_own() -> None:
+    run = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, check=True)
+    numbers = run.stdout.split()
+    assert len(set(numbers)) == len(numbers) == 4
+
+
 def test_a_guard_starts_its_rank_before_it_imports_much() -> None:
     code = "import sys, ddlbench.runtime.rank_guard; print(len({*sys.modules}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

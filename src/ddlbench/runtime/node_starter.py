@@ -28,6 +28,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import NoReturn
 
+import numpy
+
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import NETWORKS, load
 from ddlbench.experiment.site import Accelerator
@@ -125,6 +127,7 @@ def _be_rank(job_path: str) -> NoReturn:
     from ddlbench.runtime import worker  # noqa: PLC0415 - it is imported without collections
 
     end_with_parent()
+    numpy.random.seed()  # else forks draw the same numbers; Python's own reseed themselves
     worker.main(job_path)
 
 
