@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import yaml
 
-from ddlbench.common.errors import ConfigError, file_fault, placed, printable, shown
+from ddlbench.common.errors import ConfigError, file_fault, placed, printable, shown, unplaced
 from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form, required_keys
 
 _Reader = TypeVar("_Reader", bound=Callable[..., Any])
@@ -444,7 +444,7 @@ class Document(Generic[_Form]):
         try:
             value = read_json(path)
         except OSError as error:
-            reason = (file_fault(error) or str(error)).removeprefix(f"{path}: ")  # with its cure
+            reason = unplaced(path, file_fault(error) or str(error))  # with its cure
             raise self._error(f"{path}: not a readable {self._noun}: {reason}") from error
         except UnreadableJson as error:
             fault = f"not a readable {self._noun}: {error}{self._cure(path)}"

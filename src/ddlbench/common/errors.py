@@ -37,6 +37,11 @@ def placed(place: object, fault: str) -> str:
     return f"{place} {fault}" if _VERB.match(fault) else f"{place}: {fault}"
 
 
+def unplaced(place: object, sentence: str) -> str:
+    """The fault in a sentence of :func:`placed`; a sentence of another place as it is."""
+    return sentence.removeprefix(str(place)).lstrip(": ")
+
+
 def file_fault(error: BaseException, folder: Path | None = None) -> str | None:
     """What to say of a file that cannot be written, read or reached; None of any other error.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddlbench.common.document import put_aside
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, unplaced
 from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import grouped, medians
 from ddlbench.experiment.cell import Cell
@@ -271,7 +271,7 @@ def finished_of(cell_ids: Iterable[str], site: str, results_root: Path = RESULTS
             result = cell_result(path, site, cell_id)
         except InvalidResult as error:
             faults = left if _stays(error) else invalid
-            faults[cell_id] = str(error).removeprefix(f"{path}: ")
+            faults[cell_id] = unplaced(path, str(error))
             continue
         if result is None:
             continue

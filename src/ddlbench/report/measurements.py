@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.document import UnreadableJson, digest_of
-from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.errors import ConfigError, printable, unplaced
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
@@ -240,7 +240,7 @@ def _without_result(row: MatrixRow, path: Path, fault: InvalidResult | None) -> 
     if fault is not None:
         newer = isinstance(fault, NewerResult)
         status = Status.NEWER if newer else Status.INVALID
-        why = _shortened(str(fault).removeprefix(f"{path}: "))
+        why = _shortened(unplaced(path, str(fault)))
         reason: str = Reason("newer_result" if newer else "invalid_result", why)
     elif row.unsupported is not None:
         status, reason = Status.UNSUPPORTED, row.unsupported

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ddlbench.common.document import UnreadableJson, digest_of
-from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.errors import ConfigError, printable, unplaced
 from ddlbench.common.run_noise import Sample, median_error
 from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
@@ -235,7 +235,7 @@ def _run_of(measured: TreeCell) -> Run:
             return replace(run, status=Status.FAILED, reason=reason)
         except UnreadableJson as error:
             file, fault = FAILURE_FILE, str(error)
-    why = _in_one_line(fault.removeprefix(f"{measured.folder / file}: "))
+    why = _in_one_line(unplaced(measured.folder / file, fault))
     return replace(run, reason=f"{file} cannot be used: {why}")
 
 

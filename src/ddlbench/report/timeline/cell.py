@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench.common.document import read_json
-from ddlbench.common.errors import ConfigError, file_fault
+from ddlbench.common.errors import ConfigError, file_fault, unplaced
 from ddlbench.common.statistics import medians
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
@@ -171,7 +171,7 @@ def read_cell_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
         plan = read_plan(read_json(path))
         return plan, _rows(plan)
     except (OSError, ValueError) as error:
-        fault = (file_fault(error) or str(error)).removeprefix(f"{path}: ")
+        fault = unplaced(path, file_fault(error) or str(error))
         raise InvalidTimeline(f"{path}: not a readable plan: {fault}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidTimeline(f"{path}: not a readable plan: {error!r}") from error
