@@ -36,6 +36,7 @@ EQUAL = {
     "channels_last": ("ddp", "pipedream"),
     "in_place": ("gpipe", "fsdp", *STAGED, "pipe-1f1b"),
     "in_place_first": ("gpipe", "fsdp", *STAGED),
+    "in_place_recorded": ("gpipe",),
     "scalar": ("ddp", "pipedream"),
     "complex_weights": ("ddp", "pipedream"),
     "batch_norm": ("ddp", "gpipe", "pipe-1f1b"),
