@@ -41,20 +41,27 @@ from ddlbench.runtime.rank_guard import end_with_parent, guard, name_process
 
 
 class Fork:
-    """A fork of this process, which calls ``work``."""
+    """A fork of this process, which calls ``work``, and ends with this process."""
 
     def __init__(self, work: Callable[[], NoReturn]) -> None:
+        self._ended, parent = False, os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
+            end_with_parent()
+            if os.getppid() != parent:  # it ended before that call
+                os._exit(1)
             work()
 
     def wait(self) -> int:
         """Its exit status, or the negative number of the signal that ended it."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._ended = True  # its number is not given to another process before the next line
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
+        """Send it a signal, unless it has ended."""
+        if not self._ended:
+            os.kill(self.pid, number)
 
 
 def main(job_path: str, listener: str, *outputs: str) -> NoReturn:
@@ -126,7 +133,6 @@ def _be_guard(
 def _be_rank(job_path: str) -> NoReturn:
     from ddlbench.runtime import worker  # noqa: PLC0415 - it is imported without collections
 
-    end_with_parent()
     numpy.random.seed()  # else forks draw the same numbers; Python's own reseed themselves
     worker.main(job_path)
 

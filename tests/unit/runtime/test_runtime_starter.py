@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
@@ -38,3 +39,12 @@ def test_what_a_starter_prints_without_a_newline_hides_no_guard() -> None:
     marks = fork_line(0, 12345, 0), fork_line(1, 12346, -6)
     lines, killed = run(f"print('a warning', end=''); print({marks[0]!r}); print({marks[1]!r})")
     assert (lines, killed) == (["[0] a warning"], {1: 6})
+
+
+def test_a_guard_of_a_fork_that_has_ended_signals_nobody() -> None:
+    """Its number may be another process's; an error would keep the guard from its report."""
+    code = (
+        "import os; from ddlbench.runtime.node_starter import Fork; "
+        "fork = Fork(lambda: os._exit(3)); assert fork.wait() == 3; fork.send_signal(15)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
