@@ -3,7 +3,7 @@
 A rank takes 1.5 s of a core to import torch, and one more for its compiler, which DDP, FSDP and
 torchvision import. On a machine of few cores the ranks of a cell would wait for each other::
 
-    supervisor -- starter   imports torch, its compiler, the executor, a built-in network
+    supervisor -- starter   imports torch, its compiler, a built-in executor and network
                     |-- fork -> guard 0 -- fork -> rank 0     output: a pipe to the supervisor
                     '-- fork -> guard 1 -- fork -> rank 1     output: another
                   prints the process of each guard, and later its exit status
@@ -31,7 +31,7 @@ from typing import NoReturn
 import numpy
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import NETWORKS, load
+from ddlbench.experiment.registry import NETWORKS, STRATEGIES, load
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import strategy_of
@@ -76,8 +76,9 @@ def main(job_path: str, listener: str, *outputs: str) -> NoReturn:
     job = Job.load(Path(job_path))
     gc.disable()  # what is imported is never freed
     _import_parts(job.plan.cell)
-    # It ends after its guards, which the supervisor ends.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # It ends after its guards, which the supervisor ends, or has dump the stacks of their ranks.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     files = {int(rank): int(file) for rank, file in (entry.split(":") for entry in outputs)}
     listens = None if listener == "-" else int(listener)
@@ -90,16 +91,18 @@ def main(job_path: str, listener: str, *outputs: str) -> NoReturn:
     _close(files.values(), listens)
     while guards:
         pid, status = os.wait()
-        print(fork_line(guards.pop(pid), pid, os.waitstatus_to_exitcode(status)), flush=True)
+        if pid in guards:  # else it is of something that was imported
+            print(fork_line(guards.pop(pid), pid, os.waitstatus_to_exitcode(status)), flush=True)
     os._exit(0)  # Python's teardown takes half a second
 
 
 def _import_parts(cell: Cell) -> None:
-    """Import what ranks would; a user's network is left to them, as it may do more."""
+    """Import what ranks would; a user's network or executor is left to them, as it may do more."""
     importlib.import_module("ddlbench.runtime.worker")
     with suppress(Exception):  # a rank meets the error again, and reports it
         importlib.import_module("torch._dynamo")  # for DDP, FSDP, torchvision, shapes of stages
-        resolve_name(strategy_of(cell.strategy).executor)
+        if cell.strategy in STRATEGIES:
+            resolve_name(strategy_of(cell.strategy).executor)
         if cell.network in NETWORKS.built_in and Accelerator.of_this_process() is None:
             load(NETWORKS.group, cell.network)
 

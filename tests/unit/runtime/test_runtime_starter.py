@@ -5,8 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from ddlbench.planning.plan import Process
+from ddlbench.runtime import node_starter
 from ddlbench.runtime.launch import LocalLaunch, Step, fork_line
 
 RANKS = [
@@ -48,3 +53,21 @@ def test_a_guard_of_a_fork_that_has_ended_signals_nobody() -> None:
         "fork = Fork(lambda: os._exit(3)); assert fork.wait() == 3; fork.send_signal(15)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_starter_imports_no_part_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may read its rank's variables, start threads, or end the process."""
+    imported: list[str] = []
+
+    def described(name: str) -> Any:
+        return SimpleNamespace(executor=f"executor of {name}")
+
+    nothing = SimpleNamespace(import_module=lambda _name: None)
+    monkeypatch.setattr(node_starter, "importlib", nothing)
+    monkeypatch.setattr(node_starter, "strategy_of", described)
+    monkeypatch.setattr(node_starter, "resolve_name", imported.append)
+    monkeypatch.setattr(node_starter, "load", lambda _group, name: imported.append(name))
+    for strategy, network in (("ddp", "mlp"), ("mine:Mine", "mine:network")):
+        cell: Any = SimpleNamespace(strategy=strategy, network=network)
+        node_starter._import_parts(cell)
+    assert imported == ["executor of ddp", "mlp"]
