@@ -39,6 +39,10 @@ from ddlbench.runtime.job import Job
 from ddlbench.runtime.launch import LISTEN_FD, fork_line, identity_variables
 from ddlbench.runtime.rank_guard import end_with_parent, guard, name_process
 
+# The largest that Linux knows (proc(5)). Shared pages count for each process that touched them: a
+# starter is larger than a rank of a small network, and all ranks would end with it.
+_FIRST_TO_KILL = "1000"
+
 
 class Fork:
     """A fork of this process, which calls ``work``, and ends with this process."""
@@ -136,6 +140,8 @@ def _be_guard(
 def _be_rank(job_path: str) -> NoReturn:
     from ddlbench.runtime import worker  # noqa: PLC0415 - it is imported without collections
 
+    with suppress(OSError):  # where memory lacks, the kernel kills a rank before who reports it
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
     numpy.random.seed()  # else forks draw the same numbers; Python's own reseed themselves
     worker.main(job_path)
 
