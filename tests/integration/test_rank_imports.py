@@ -50,11 +50,12 @@ def test_network_executor_optimiser_and_meter_import_no_compiler(family: str) ->
 
 
 _FORKS = """
-import os
+import os, pathlib
 import numpy, random, torch
 from ddlbench.runtime import node_starter, worker
 
 def show(job_path):
+    assert pathlib.Path("/proc/self/oom_score_adj").read_text() == "1000\\n"
     print(random.random(), numpy.random.random(), flush=True)
     os._exit(0)
 
@@ -64,7 +65,7 @@ for _ in range(2):
 """
 
 
-def test_ranks_that_are_forks_draw_random_numbers_of_their_own() -> None:
+def test_forked_ranks_draw_random_numbers_of_their_own_and_lack_memory_first() -> None:
     run = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, check=True)
     numbers = run.stdout.split()
     assert len(set(numbers)) == len(numbers) == 4

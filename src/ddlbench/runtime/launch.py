@@ -45,7 +45,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
@@ -298,6 +298,21 @@ class _Fork:
         return self.code
 
 
+def _without_forks(starter: subprocess.Popen[str], forks: Mapping[int, _Fork]) -> Iterator[str]:
+    """Lines of a starter but those about its forks, which get what these say."""
+    assert starter.stdout is not None
+    for line in starter.stdout:
+        before, mark, state = line.partition(_FORK_MARK)  # after what ends without a newline
+        if mark:
+            rank, pid, code = json.loads(state)
+            forks[rank].pid, forks[rank].code = pid, code
+        if before:
+            yield before
+    for fork in forks.values():
+        if fork.code is None:  # guards end with their starter, if they began
+            fork.code = -signal.SIGKILL if fork.pid else starter.wait() or 1
+
+
 _GRACE_S = 5.0
 
 
@@ -323,7 +338,8 @@ class Launch:
     ) -> subprocess.Popen[str]:
         """Start a child that inherits the files ``handed_over``; ``prefix`` begins its lines.
 
-        ``forks`` are the guards that it starts, by their ranks.
+        ``forks`` are the guards that it starts, by their ranks. A child that ends before them
+        ends them too; if a signal ended it, that counts as theirs.
         """
         with _ignored(signal.SIGUSR1):
             child = subprocess.Popen(
@@ -339,25 +355,16 @@ class Launch:
             )
         self._children.append(child)
         assert child.stdout is not None
-        self._read_lines(child.stdout, prefix, forks)
+        self._read_lines(_without_forks(child, forks) if forks else child.stdout, prefix)
         return child
 
-    def _read_lines(
-        self, output: IO[str], prefix: str, forks: Mapping[int, _Fork] = MappingProxyType({})
-    ) -> None:
+    def _read_lines(self, lines: Iterable[str], prefix: str) -> None:
         self._open += 1
-        threading.Thread(target=self._read, args=(output, prefix, forks), daemon=True).start()
+        threading.Thread(target=self._read, args=(lines, prefix), daemon=True).start()
 
-    def _read(self, output: IO[str], prefix: str, forks: Mapping[int, _Fork]) -> None:
-        for line in output:
-            if forks and line.startswith(_FORK_MARK):
-                rank, pid, code = json.loads(line.removeprefix(_FORK_MARK))
-                forks[rank].pid, forks[rank].code = pid, code
-            else:
-                self._lines.put(prefix + line.rstrip("\n"))
-        for fork in forks.values():  # guards end with their starter, if they began
-            if fork.code is None:
-                fork.code = -signal.SIGKILL if fork.pid else 1
+    def _read(self, lines: Iterable[str], prefix: str) -> None:
+        for line in lines:
+            self._lines.put(prefix + line.rstrip("\n"))
         self._lines.put(None)
 
     def lines(self, deadline: float) -> Iterator[str | None]:
@@ -484,7 +491,8 @@ class LocalLaunch(Launch):
         words = [f"{rank}:{write}" for rank, (_, write) in pipes.items()]
         files = [write for _, write in pipes.values()]
         handed_over = files if listener is None else [*files, listener.fileno()]
-        self.start([*command, listens, *words], environment, handed_over=handed_over, forks=forks)
+        label = f"[{ranks[0]}] "  # where a failure looks for the last words of its rank
+        self.start([*command, listens, *words], environment, label, handed_over, forks)
         for rank, (read, write) in pipes.items():
             os.close(write)
             self._read_lines(os.fdopen(read, errors="replace"), f"[{rank}] ")
