@@ -57,10 +57,12 @@ class Killer(threading.Thread):
     def run(self) -> None:
         victim = None
         while not self.stop.is_set():
-            reached = read_journal(journal_file(self.folder))
-            if reached is not None and victim is None:
+            if victim is None:  # long before its first checkpoint, as a busy machine is slow here
                 victim = running_ranks().get(self.rank)
-            elif reached is not None and victim is not None and reached.steps >= self.at:
+                time.sleep(0.02)
+                continue
+            reached = read_journal(journal_file(self.folder))
+            if reached is not None and reached.steps >= self.at:
                 os.kill(victim.pid, signal.SIGKILL)
                 self.done = True
                 return
