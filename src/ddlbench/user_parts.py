@@ -218,16 +218,7 @@ def check_files(request: DataRequest) -> CheckedData:
 
 
 _Pair = tuple[str, str]  # a network and a dataset
-# What is imported is never freed: collecting it takes a third of the time.
-_TRY = """
-import gc, sys
-gc.disable()
-from ddlbench.networks.factory import main
-gc.freeze()
-gc.enable()
-main(*sys.argv[1:])
-gc.freeze()
-"""
+_TRY = ("-m", "ddlbench.common.program", "ddlbench.networks.factory")
 _TRY_TIMEOUT_S = 300.0
 _EVEN_SHARE = 0.5  # of the work; more than that leaves one of two stages waiting
 
@@ -366,7 +357,7 @@ def _build_and_run(pairs: list[_Pair]) -> list[dict[str, Any]]:
     names = ", ".join(dict.fromkeys(network for network, _ in pairs))
     with TemporaryDirectory() as folder:
         file = Path(folder) / "answers.json"  # a user's module may print anything
-        command = [sys.executable, "-c", _TRY, json.dumps(pairs), str(file)]
+        command = [sys.executable, *_TRY, json.dumps(pairs), str(file)]
         try:
             tried = subprocess.run(
                 command,

@@ -14,7 +14,6 @@ supervisor, and its guards end with it (``rank_guard.py``).
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import signal
@@ -30,6 +29,7 @@ from typing import NoReturn
 
 import numpy
 
+from ddlbench.common.program import without_collections
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES, load
 from ddlbench.experiment.site import Accelerator
@@ -78,8 +78,8 @@ def main(job_path: str, listener: str, *outputs: str) -> NoReturn:
     """
     end_with_parent()
     job = Job.load(Path(job_path))
-    gc.disable()  # what is imported is never freed
-    _import_parts(job.plan.cell)
+    with without_collections():  # and so without copies of pages in the forks
+        _import_parts(job.plan.cell)
     # It ends after its guards, which the supervisor ends, or has dump the stacks of their ranks.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -138,7 +138,7 @@ def _be_guard(
 
 
 def _be_rank(job_path: str) -> NoReturn:
-    from ddlbench.runtime import worker  # noqa: PLC0415 - it is imported without collections
+    from ddlbench.runtime import worker  # noqa: PLC0415 - it was imported before
 
     with suppress(OSError):  # where memory lacks, the kernel kills a rank before who reports it
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")

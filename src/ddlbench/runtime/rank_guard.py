@@ -54,18 +54,12 @@ def main(job_path: str, *files: str) -> int:
     return guard(job_path, partial(_start, job_path, [int(number) for number in files]))
 
 
-# What is imported is never freed: looking for garbage meanwhile takes a tenth of the time.
-_RANK = """
-import gc, sys
-gc.disable()
-from ddlbench.runtime.worker import main
-main(sys.argv[1])
-"""
+_RANK = ("-m", "ddlbench.common.program", "ddlbench.runtime.worker")
 
 
 def _start(job_path: str, files: list[int]) -> Child:
     return subprocess.Popen(
-        [sys.executable, "-c", _RANK, job_path],
+        [sys.executable, *_RANK, job_path],
         stdin=subprocess.DEVNULL,
         pass_fds=files,
         preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs here

@@ -354,8 +354,8 @@ def _starter(site: Site, job_path: str) -> tuple[str, ...]:
     CUDA was not tried with them, a container may number its processes in its own way, and commands
     of a site may depend on the rank.
     """
-    by_rank = site.container is not None or site.setup
-    if site.device != "cpu" or by_rank or not sys.platform.startswith("linux"):
+    plain = site.device == "cpu" and site.container is None and not site.setup
+    if not (plain and sys.platform.startswith("linux")):
         return ()
     return tuple(python_command(site, "-m", "ddlbench.runtime.node_starter", job_path))
 

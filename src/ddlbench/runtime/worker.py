@@ -18,7 +18,6 @@ from __future__ import annotations
 import atexit
 import copy
 import faulthandler
-import gc
 import importlib.util
 import os
 import shutil
@@ -103,8 +102,6 @@ _COMPILERS = ("gcc", "clang", "cc")  # that Triton looks for
 def main(job_path: str) -> NoReturn:
     """Run this process's part of a cell, and exit with 0 or 1."""
     faulthandler.enable()
-    gc.freeze()  # what was imported stays, and would be looked at in each collection
-    gc.enable()
     job = Job.load(Path(job_path))
     process = own_process(job.plan.processes)
     report_path = report_file(job.run_dir, process.rank)
