@@ -12,8 +12,9 @@ are all drained, is taken only if the user names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import counted
@@ -244,49 +245,57 @@ def select(
     known_mb = [size for size in memory_mb if size is not None]
     cpus = min(each.cpus_per_node for each in (kind, *left))
     counted_kinds = [kind, *counts_too]
-    has = {
-        "nodes": sum(each.usable for each in counted_kinds)
-        or sum(each.nodes for each in counted_kinds),
-        "cores of a node": cpus,
-        "MB of a node": min(known_mb) if len(known_mb) == len(memory_mb) else None,
-    }
-    gives = _within_limits(has, limits)
+    usable = sum(each.usable for each in counted_kinds)
+    has = _Amounts(
+        nodes=usable or sum(each.nodes for each in counted_kinds),
+        cpus=cpus,
+        memory_mb=min(known_mb) if len(known_mb) == len(memory_mb) else None,
+    )
+    gets = has.within(limits)
     remarks = [
         *_of_nodes(offer, counted_kinds),
-        *_of_limits(kind.partition, has, gives),
+        *_of_limits(kind.partition, has, gets),
         *_of_rivals(offer, needed if constraint is None else None, rivals, left),
         *_of_slices(offer, devices),
     ]
     return Selection(
         offer=offer,
         device=device,
-        devices_per_node=devices or max(1, gives["cores of a node"] or 0),
-        nodes=gives["nodes"] or 0,
-        cpus_per_node=gives["cores of a node"] or 0,
-        memory_mb=gives["MB of a node"],
+        devices_per_node=devices or max(1, gets.cpus),
+        nodes=gets.nodes,
+        cpus_per_node=gets.cpus,
+        memory_mb=gets.memory_mb,
         constraint=needed,
         remarks=tuple(remarks),
     )
 
 
-def _within_limits(
-    has: Mapping[str, int | None], limits: PartitionLimits | None
-) -> dict[str, int | None]:
-    """What a job gets of what the nodes have; an amount that nobody knows stays unknown."""
-    if limits is None:
-        return dict(has)
-    cpus = has["cores of a node"] or 0
-    most = (limits.nodes, limits.cpus_per_node, limits.most_memory_mb(cpus))
-    return {
-        what: amount if amount is None or limit is None else min(amount, max(1, limit))
-        for (what, amount), limit in zip(has.items(), most, strict=True)
-    }
+class _Amounts(NamedTuple):
+    """What nodes have, or what a job gets of it."""
+
+    nodes: int
+    cpus: int  # of a node
+    memory_mb: int | None  # of a node; None if it is not known
+
+    def within(self, limits: PartitionLimits | None) -> _Amounts:
+        """What a job of a partition gets."""
+        if limits is None:
+            return self
+        memory_mb = self.memory_mb
+        if memory_mb is not None:
+            memory_mb = _at_most(memory_mb, limits.most_memory_mb(self.cpus))
+        nodes, cpus = _at_most(self.nodes, limits.nodes), _at_most(self.cpus, limits.cpus_per_node)
+        return _Amounts(nodes, cpus, memory_mb)
 
 
-def _of_limits(
-    partition: str, has: Mapping[str, int | None], gives: Mapping[str, int | None]
-) -> list[str]:
-    less = [f"{gives[what]} of {has[what]} {what}" for what in has if gives[what] != has[what]]
+def _at_most(amount: int, limit: int | None) -> int:
+    return amount if limit is None else min(amount, max(1, limit))
+
+
+def _of_limits(partition: str, has: _Amounts, gets: _Amounts) -> list[str]:
+    names = ("nodes", "cores of a node", "MB of a node")
+    amounts = zip(gets, has, names, strict=True)
+    less = [f"{part} of {whole} {name}" for part, whole, name in amounts if part != whole]
     return [f"partition {partition} gives a job at most {', '.join(less)}"] if less else []
 
 
