@@ -12,14 +12,13 @@ import sys
 from collections.abc import Mapping
 from copy import copy
 from functools import cache
-from importlib.metadata import entry_points
 from io import TextIOWrapper
 from typing import Any
 
 import click
 
 from ddlbench import __version__
-from ddlbench.common.entry_points import described, load_target, third_party, within
+from ddlbench.common.entry_points import described, installed, load_target, third_party, within
 from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.screen import say_error
 
@@ -73,7 +72,7 @@ def _added() -> dict[str, str]:
     names = third_party(GROUP, _BUILT_IN)
     return {
         entry.name: entry.dist.metadata["Summary"] if entry.dist else ""
-        for entry in entry_points(group=GROUP)
+        for entry in installed(GROUP)
         if names.get(entry.name) == entry.value
     }
 

@@ -322,15 +322,7 @@ def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypa
         rf"{kind_of(group)} {name} needs the plug-in .*pip install .*\./{PLUGINS[group][name]}"
     )
     monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
-    for cache in (
-        entry_points.installed,
-        entry_points.third_party,
-        known,
-        cli._added,
-        matrix.check_name,
-    ):
-        cache.cache_clear()
-    monkeypatch.setattr(cli, "entry_points", lambda group: ())
+    _forget()
     with pytest.raises(ConfigError, match=sentence):
         if group == "ddlbench.commands":
             CliRunner().invoke(cli.commands, [name], catch_exceptions=False)
@@ -339,11 +331,4 @@ def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypa
     if group == "ddlbench.strategies":
         with pytest.raises(ConfigError, match=sentence):
             load(group, name)
-    for cache in (
-        entry_points.installed,
-        entry_points.third_party,
-        known,
-        cli._added,
-        matrix.check_name,
-    ):
-        cache.cache_clear()
+    _forget()
