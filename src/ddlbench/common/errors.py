@@ -39,7 +39,10 @@ def placed(place: object, fault: str) -> str:
 
 def unplaced(place: object, sentence: str) -> str:
     """The fault in a sentence of :func:`placed`; a sentence of another place as it is."""
-    return sentence.removeprefix(str(place)).lstrip(": ")
+    for sign in (": ", " "):
+        if sentence.startswith(f"{place}{sign}"):
+            return sentence.removeprefix(f"{place}{sign}")
+    return sentence
 
 
 def file_fault(error: BaseException, folder: Path | None = None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, placed, unplaced
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.site import load_site
@@ -50,6 +50,12 @@ def _message(config: dict[str, Any]) -> str:
     assert "\n" not in message
     assert len(message) < 300
     return message
+
+
+def test_a_place_is_taken_off_its_own_faults_only():
+    for fault in ("is empty", "no such file", "must not be 0"):
+        assert unplaced("a/b", placed("a/b", fault)) == fault
+        assert unplaced("a/b", placed("a/bc", fault)) == placed("a/bc", fault)
 
 
 def test_the_configuration_itself_is_good() -> None:
