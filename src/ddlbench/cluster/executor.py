@@ -192,8 +192,8 @@ class SlurmExecutor(plugin.Executor):
     def format_job_exec(self, job: JobExecutorInterface) -> str:
         """The command of a job; one that starts its steps itself needs no Snakemake around it.
 
-        The plugin lets each job start a Snakemake that starts another one with srun, or, for such
-        a job, without: two seconds on two cores, and much longer on a slow network file system.
+        The plugin has each job start a Snakemake, which starts another one with srun; for such a
+        job it does so without srun, which only takes the time of one more start.
         """
         command = str(super().format_job_exec(job))
         if not job.is_group() and "mpi" in job.resources.keys():  # noqa: SIM118

@@ -228,12 +228,7 @@ class LinkTable:
     @cached_property
     def _named(self) -> set[Place]:
         within = self.within_node._named if self.within_node else set()
-        return within | {
-            place
-            for pair in self.links.pairs
-            for places in self._placed.values()
-            for place in places
-        }
+        return within | {place for places in self._placed.values() for place in places}
 
     @cached_property
     def _one_node(self) -> bool:

@@ -160,23 +160,20 @@ class Exchange:
         share = inputs.workload.parameter_bytes / len(places["server"])
         hops: dict[Hop, None] = {}
         remarks: dict[str, None] = {}
-
         alike: dict[Hashable, float] = {}
 
         def seconds(place: Place, others: _Ends) -> float:
             """Equal for places of one class that have equally many of each class beside them."""
             key = (id(others), links.class_of(place), others.beside(place[0]))
-            if key not in alike:
-                alike[key] = summed(place, others)
-            return alike[key]
-
-        def summed(place: Place, others: _Ends) -> float:
+            if key in alike:
+                return alike[key]
             whole_s = 0.0
             for other, count in others.met_by(place):
                 both = [links.hop("transport", *ends) for ends in ((place, other), (other, place))]
                 hops.update((hop, None) for hop, _ in both)
                 remarks.update((remark, None) for _, remark in both if remark)
                 whole_s += count * (share / min(hop.bandwidth_bytes_per_s for hop, _ in both))
+            alike[key] = whole_s
             return whole_s
 
         return cls(
