@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ddlbench.cluster.checks import Finding, options_of
 from ddlbench.common.document import read_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import GB, counted
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.nvidia_programs import P2P
@@ -79,14 +81,23 @@ def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: st
         findings = [Finding("job", False, says)]
     else:
         findings = [Finding("job", True, f"{nodes} of {nodes} node(s): {hosts}")]
-    for report in reports:
-        findings += [_torch(site, report), _scratch(report), _network(report, nodes)]
-        if site.device == "cuda" and site.devices_per_node > 1 and not site.devices_share_gpu:
-            # NVIDIA's test of links; without it links are measured by our own copies.
-            state = report["p2p_state"]
-            ok, absent = state != "wrong", state == "absent"
-            findings.append(Finding(f"{report['host']}: {P2P}", ok, report["p2p"], doubtful=absent))
+    # Nodes of which the same is true share a line.
+    alike = grouped(
+        (finding, report["host"]) for report in reports for finding in _of_node(site, report, nodes)
+    )
+    for finding, where in alike.items():
+        findings.append(replace(finding, what=f"{', '.join(where)}: {finding.what}"))
     return findings + _differences(reports)
+
+
+def _of_node(site: Site, report: dict[str, Any], nodes: int) -> list[Finding]:
+    findings = [_torch(site, report), _scratch(report), _network(report, nodes)]
+    if site.device == "cuda" and site.devices_per_node > 1 and not site.devices_share_gpu:
+        # NVIDIA's test of links; without it links are measured by our own copies.
+        state = report["p2p_state"]
+        ok, absent = state != "wrong", state == "absent"
+        findings.append(Finding(P2P, ok, report["p2p"], doubtful=absent))
+    return findings
 
 
 def _differences(reports: list[dict[str, Any]]) -> list[Finding]:
@@ -110,23 +121,24 @@ def _differences(reports: list[dict[str, Any]]) -> list[Finding]:
 
 
 def _torch(site: Site, report: dict[str, Any]) -> Finding:
-    what = f"{report['host']}: torch"
+    what = "torch"
     version = report["torch"]
     if version is None:
         says = "not installed in this environment; run make setup on a shared file system"
-        return Finding(what, False, says)
+        return Finding(what, False, says, in_file=False)
     if site.device == "cpu":
         return Finding(what, True, f"{version}, CPU workers")
     if report["torch_cuda"] is None:
         says = f"{version} is a build for CPUs; envs/README.md says how to get one for GPUs"
-        return Finding(what, False, says)
+        return Finding(what, False, says, in_file=False)
     gpus, wanted = report["gpus"], site.devices_per_node
     broken = [gpu for gpu in gpus if gpu["error"]]
     if broken:
         says = f"GPU {broken[0]['index']} ({broken[0]['name']}) does not compute"
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         remedy = "envs/README.md says which torch fits which GPU"
-        return Finding(what, False, f"{says}{more}: {broken[0]['error']}; {remedy}")
+        says += f"{more}: {broken[0]['error']}; {remedy}"
+        return Finding(what, False, says, in_file=False)
     if len(gpus) < (1 if site.devices_share_gpu else wanted):
         seen = counted(len(gpus), "GPU") if gpus else "no GPU"
         says = f"{version} sees {seen}, the site uses {wanted}; does slurm.gres ask for GPUs?"
@@ -141,7 +153,7 @@ def _torch(site: Site, report: dict[str, Any]) -> Finding:
 
 
 def _scratch(report: dict[str, Any]) -> Finding:
-    what = f"{report['host']}: scratch"
+    what = "scratch"
     if report["scratch_error"]:
         return Finding(what, False, report["scratch_error"])
     free = GB.text(report["scratch_free_bytes"], ".1f")
@@ -149,7 +161,7 @@ def _scratch(report: dict[str, Any]) -> Finding:
 
 
 def _network(report: dict[str, Any], nodes: int) -> Finding:
-    what = f"{report['host']}: network"
+    what = "network"
     if report["address_error"]:
         return Finding(what, False, report["address_error"])
     if report["unreachable"]:

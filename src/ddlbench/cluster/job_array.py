@@ -50,13 +50,14 @@ def shape_of(job: JobExecutorInterface) -> tuple[object, ...] | None:
 def arrays_of(
     jobs: Sequence[JobExecutorInterface], most: int
 ) -> Iterator[list[JobExecutorInterface]]:
-    """Jobs by their shape, in chunks of at most ``most``; none is kept back."""
-    shapes = grouped((shape_of(job) or id(job), job) for job in jobs)
-    for alike in shapes.values():
-        # Tasks start in their order: bases first, as Snakemake would.
-        ordered = sorted(alike, key=lambda job: -getattr(job, "priority", 0))
-        for begin in range(0, len(ordered), most):
-            yield ordered[begin : begin + most]
+    """Jobs by their shape, in chunks of at most ``most``; none is kept back.
+
+    SLURM starts jobs in the order in which they come: bases first, as Snakemake would.
+    """
+    ordered = sorted(jobs, key=lambda job: -getattr(job, "priority", 0))
+    for alike in grouped((shape_of(job) or id(job), job) for job in ordered).values():
+        for begin in range(0, len(alike), most):
+            yield alike[begin : begin + most]
 
 
 def script_of(commands: Sequence[str]) -> str:

@@ -352,6 +352,11 @@ def test_doctor_reads_the_nodes(changes, sentence, project):
     assert any(sentence in f.says for f in findings if not f.ok)
 
 
+def test_nodes_share_a_line_of_what_is_true_of_both(project):
+    findings = judge_nodes(site_of(project), 2, [NODE, {**NODE, "host": "n2"}], "")
+    assert [f.what for f in findings if "torch" in f.what] == ["n1, n2: torch"]
+
+
 @pytest.mark.parametrize(("state", "mark"), [("absent", "??"), ("wrong", "!!"), ("there", "ok")])
 def test_doctor_says_where_the_link_test_is(state, mark, project):
     report = {**NODE, "p2p_state": state, "p2p": "what to do", "met": 1}

@@ -115,6 +115,12 @@ def test_bases_are_the_first_tasks(several):
     assert first is jobs[2]
 
 
+def test_the_sbatch_of_a_base_is_the_first(several):
+    jobs = [*several(2), *several(1, gpu=1)]
+    jobs[2].priority = 1
+    assert [len(alike) for alike in job_array.arrays_of(jobs, 500)] == [1, 2]
+
+
 def test_an_array_that_sbatch_refuses_is_one_call_and_a_failure_each(several, executor):
     refuses = "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
     jobs = several(5, refuses)
