@@ -96,6 +96,15 @@ class Knowledge:
         """Whether measured steps go before predictions."""
         return self.recommender == DEFAULT_RECOMMENDER
 
+    def errors_of(self, predictor: str) -> list[float]:
+        """Errors of a predictor at the site, whatever the strategy."""
+        return [
+            error
+            for (name, _), errors in self.errors.items()
+            if name == predictor
+            for error in errors
+        ]
+
 
 def check_askable(cells: Sequence[Cell], known: Knowledge) -> None:
     """Raise ConfigError if none of the cells can be predicted: it names the first thing to do.
@@ -200,6 +209,7 @@ def _with_prediction(
         prediction.step_s,
         constants.ratio if constants else None,
         known.errors.get((prediction.predictor, strategy), ()),
+        known.errors_of(prediction.predictor),
     )
     if known.spread_of is not None:
         expected = replace(expected, spread=known.spread_of(prediction))

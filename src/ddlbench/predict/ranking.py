@@ -13,7 +13,8 @@ What is known of a step decides how probably its candidate is the fastest::
     measured here       median of the runs        spread of the runs / sqrt(runs)
     calibrated          the prediction            ratio of its 90 % interval
     predicted before    the prediction            root mean square of its errors on cells here
-    nothing known       the prediction            a factor of 1.39 in 90 % of cases: an assumption
+    nothing known       the prediction            a factor of 1.39 in 90 % of cases: an assumption;
+                                                  more where those of other strategies were worse
 
 The logarithm of a step is taken as normal, and candidates as independent but for their limit
 (:func:`races`).
@@ -101,20 +102,27 @@ def from_runs(steps_s: Sequence[float]) -> Belief:
     return Belief(median(steps_s), math.sqrt(variance / len(logs)), "measured", len(logs))
 
 
-def from_prediction(step_s: float, ratio: float | None, errors: Sequence[float]) -> Belief:
+def from_prediction(
+    step_s: float, ratio: float | None, errors: Sequence[float], site_errors: Sequence[float] = ()
+) -> Belief:
     """From a prediction.
 
-    ``ratio`` is of its 90 % interval, if it was calibrated; ``errors`` are signed and relative, of
-    such predictions here. Fewer than three only widen it.
+    ``ratio`` is of its 90 % interval, if it was calibrated. Errors are signed and relative, of
+    predictions at the site: ``errors`` of this strategy, ``site_errors`` of all strategies. Fewer
+    than three of this strategy, and those of others, can only widen the interval.
     """
-    spread = UNKNOWN
     if ratio is not None:
         spread = math.log(ratio) / Z90
-    elif errors:
-        typical = math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
-        # One or two errors may show that a prediction is bad, not that it is good.
-        spread = typical if len(errors) >= _FEWEST_ERRORS else max(spread, typical)
+    elif len(errors) >= _FEWEST_ERRORS:
+        spread = _typical(errors)
+    else:
+        spread = max(UNKNOWN, _typical(errors), _typical(site_errors))
     return Belief(step_s, max(spread, 1e-6), "predicted")
+
+
+def _typical(errors: Sequence[float]) -> float:
+    """Root mean square of relative errors, as logarithms."""
+    return math.sqrt(fmean(math.log1p(error) ** 2 for error in errors)) if errors else 0.0
 
 
 @dataclass(frozen=True)

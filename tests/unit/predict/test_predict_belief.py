@@ -97,5 +97,9 @@ def test_a_prediction_is_as_good_as_it_was() -> None:
     assert from_prediction(1.0, None, [math.e - 1]).spread == pytest.approx(1.0)  # one is bad
     errors = [math.exp(0.1) - 1, math.exp(-0.1) - 1, 0.0]
     assert from_prediction(1.0, None, errors).spread == pytest.approx(0.1 * math.sqrt(2 / 3))
+    # Other strategies may show that predictions here are bad, not that they are good.
+    assert from_prediction(1.0, None, [], [math.e - 1]).spread == pytest.approx(1.0)
+    assert from_prediction(1.0, None, [], [0.01] * 9).spread == 0.2
+    assert from_prediction(1.0, None, errors, [9.0]) == from_prediction(1.0, None, errors)
     calibrated = from_prediction(2.0, 1.08, errors)
     assert calibrated.interval_s == pytest.approx((2 / 1.08, 2 * 1.08), rel=1e-3)
