@@ -360,14 +360,16 @@ def _ranking_table(ranking: Ranking) -> list[str]:
     by_runs = _by_runs(ranked)
     measured_s = [median(c.measured_s) if c.measured_s else None for c in ranked]
     other_s = [c.predicted_s for c in ranked] if by_runs else measured_s
-    others = in_one_unit(other_s, TIMES)
+    # Both columns have the same unit.
+    times = in_one_unit([*(ranking.step_s(c) for c in ranked), *other_s], TIMES)
+    steps, others = times[: len(ranked)], times[len(ranked) :]
     headings = (
         f"strategy | > step | > runs | > {'predicted' if by_runs else 'measured'} /2 | > 90 % /1"
         " | > speed-up | > memory /3 | > fastest"
     )
     rows = zip(
         [c.label for c in ranked],
-        in_one_unit([ranking.step_s(c) for c in ranked], TIMES),
+        steps,
         [str(c.belief.runs) if by_runs and c.belief else "" for c in ranked],
         [f"{text}!" if _disagrees(c) else text for c, text in zip(ranked, others, strict=True)],
         [range_text(*ranking.interval_s(c)) for c in ranked],
