@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError, printable
@@ -219,7 +223,9 @@ def check_files(request: DataRequest) -> CheckedData:
 
 _Pair = tuple[str, str]  # a network and a dataset
 _TRY = ("-m", "ddlbench.common.program", "ddlbench.networks.factory")
-_TRY_TIMEOUT_S = 300.0
+_TRY_TIMEOUT_S = 600.0  # of a network; login nodes are busy
+_QUIET_S = 5.0
+_POLL_S = 0.05
 _EVEN_SHARE = 0.5  # of the work; more than that leaves one of two stages waiting
 
 
@@ -335,14 +341,17 @@ def _try_networks(
     keys = {pair: key_of(*pair) for pair in pairs}
     new = [pair for pair in pairs if keys[pair] not in tried]
     if new:
-        for pair, answer in zip(new, _build_and_run(new), strict=True):
-            if "operations" in answer:
-                tried[keys[pair]] = answer
-            elif site.device == "cuda" and answer["on_cpu"]:
-                remarks[f"{answer['error']}; the CPU of this machine said so, a GPU may not"] = None
-            else:
-                raise ConfigError(answer["error"])
-        write_json(TRIED, tried)
+        try:
+            for pair, answer in zip(new, _build_and_run(new), strict=True):
+                if "operations" in answer:
+                    tried[keys[pair]] = answer
+                elif site.device == "cuda" and answer["on_cpu"]:
+                    says = f"{answer['error']}; the CPU of this machine said so, a GPU may not"
+                    remarks[says] = None
+                else:
+                    raise ConfigError(answer["error"])
+        finally:  # what was tried before a fault is not tried again
+            write_json(TRIED, tried)
     # Networks of earlier calls too: their cells tell how fast this site is. The newest comes last.
     answers = {}
     for key in (*tried, *keys.values()):
@@ -352,30 +361,60 @@ def _try_networks(
     return answers
 
 
-def _build_and_run(pairs: list[_Pair]) -> list[dict[str, Any]]:
-    """Build and run networks in a process of their own; its answer for each pair."""
-    names = ", ".join(dict.fromkeys(network for network, _ in pairs))
+def _build_and_run(pairs: Sequence[_Pair]) -> Iterator[dict[str, Any]]:
+    """Build and run networks in a process of their own; its answer for each pair, as it comes.
+
+    ::
+
+        this process    reads a line        reads a line        ends the other
+                          ^                   ^
+        the other       network 1 .......... network 2 ...      prints what it likes
+
+    Raises:
+        ConfigError: the process ends early, or a network takes too long.
+    """
     with TemporaryDirectory() as folder:
-        file = Path(folder) / "answers.json"  # a user's module may print anything
+        file, printed = Path(folder) / "answers.jsonl", Path(folder) / "printed.txt"
+        file.touch()
         command = [sys.executable, *_TRY, json.dumps(pairs), str(file)]
-        try:
-            tried = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=_TRY_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
+        with (
+            printed.open("wb") as output,
+            file.open(encoding="utf-8") as answers,
+            subprocess.Popen(command, stdout=output, stderr=output, env=_patient()) as process,
+        ):
+            try:
+                for network, dataset in pairs:
+                    line = _next_line(answers, process, f"{network} on {dataset}")
+                    if not line:
+                        text = printed.read_text(errors="replace").strip()
+                        last = (text.splitlines() or [f"exit status {process.wait()}"])[-1]
+                        raise ConfigError(f"{network}: the process that builds it ended: {last}")
+                    yield json.loads(line)
+            finally:
+                process.kill()
+
+
+def _next_line(answers: TextIO, process: subprocess.Popen[bytes], name: str) -> str:
+    """The next whole line; empty if the process ended without it."""
+    line, began_s, shown = "", time.monotonic(), False
+    while not line.endswith("\n"):
+        has_ended = process.poll() is not None
+        line += answers.readline()
+        waited_s = time.monotonic() - began_s
+        if has_ended and not line.endswith("\n"):
+            return ""
+        if waited_s > _TRY_TIMEOUT_S:
             raise ConfigError(
-                f"{names}: not built within {_TRY_TIMEOUT_S:g} s; build nothing else in the "
-                "function"
-            ) from None
-        try:
-            answers: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            status = f"exit status {tried.returncode}"
-            last_line = (tried.stderr.strip().splitlines() or [status])[-1]
-            raise ConfigError(f"{names}: the process that builds it ended: {last_line}") from None
-    return answers
+                f"{name}: not built and run within {_TRY_TIMEOUT_S / 60:g} minutes; download and "
+                "compute nothing in the function, or try it where the machine is not busy"
+            )
+        if waited_s > _QUIET_S and not shown:
+            click.echo(f"trying {name}, which is done once ...", err=True)
+            shown = True
+        time.sleep(_POLL_S)
+    return line
+
+
+def _patient() -> dict[str, str]:
+    """The environment of a process whose threads do not compute while they wait for each other."""
+    return {**os.environ, "OMP_WAIT_POLICY": "passive"}

@@ -566,23 +566,26 @@ def _sentence(error: Exception) -> str:
 
 
 def main(pairs: str, answers_at: str) -> None:
-    """Try pairs of network and dataset, and write a JSON list into a file.
+    """Try pairs of network and dataset, and write an answer to each into a file, a line of JSON."""
+    with Path(answers_at).open("w", encoding="utf-8") as answers:
+        for network, dataset in json.loads(pairs):
+            print(json.dumps(_answer(network, dataset)), file=answers, flush=True)
 
-    Of each pair ``operations``, the ``largest`` block's name and share of them, and ``traits``, or
-    an ``error``, with ``on_cpu`` true if a GPU may do better.
+
+def _answer(network: str, dataset: str) -> dict[str, Any]:
+    """What a try tells: ``operations``, the ``largest`` block's name and share, and ``traits``.
+
+    Or an ``error``, with ``on_cpu`` true if a GPU may do better.
     """
-    answers: list[dict[str, Any]] = []
-    for network, dataset in json.loads(pairs):
-        try:
-            tried = try_network(network, DATASETS[dataset])
-            answer: dict[str, Any] = {"operations": tried.operations}
-            if tried.operations and not tried.traits.uncut:
-                name = max(tried.work, key=tried.work.__getitem__)
-                answer["largest"] = [name, tried.work[name] / tried.operations]
-            answers.append({**answer, "traits": tried.traits.to_dict()})
-        except ConfigError as error:
-            answers.append({"error": str(error), "on_cpu": isinstance(error, BlockFails)})
-        except Exception as error:
-            sentence = f"network {network!r} cannot be tried: {_sentence(error)}"
-            answers.append({"error": sentence, "on_cpu": True})
-    Path(answers_at).write_text(json.dumps(answers), encoding="utf-8")
+    try:
+        tried = try_network(network, DATASETS[dataset])
+    except ConfigError as error:
+        return {"error": str(error), "on_cpu": isinstance(error, BlockFails)}
+    except Exception as error:
+        sentence = f"network {network!r} cannot be tried: {_sentence(error)}"
+        return {"error": sentence, "on_cpu": True}
+    answer: dict[str, Any] = {"operations": tried.operations, "traits": tried.traits.to_dict()}
+    if tried.operations and not tried.traits.uncut:
+        name = max(tried.work, key=tried.work.__getitem__)
+        answer["largest"] = [name, tried.work[name] / tried.operations]
+    return answer

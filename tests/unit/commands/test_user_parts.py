@@ -22,7 +22,13 @@ from ddlbench.experiment.site import Container, load_site
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.tried_networks import TRIED, compared_before, key_of, network_digest
+from ddlbench.planning.tried_networks import (
+    TRIED,
+    compared_before,
+    key_of,
+    network_digest,
+    tried_before,
+)
 from ddlbench.user_parts import try_user_parts
 
 LOCAL = replace(load_site("local"), devices_per_node=2)
@@ -52,7 +58,7 @@ def _no_process(*_: Any, **__: Any) -> None:
 def test_built_in_networks_and_generated_data_start_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(user_parts.subprocess, "run", _no_process)
+    monkeypatch.setattr(user_parts.subprocess, "Popen", _no_process)
     assert not try_user_parts(LOCAL, _rows(BASE)).operations
 
 
@@ -66,7 +72,7 @@ def test_a_network_is_tried_once_until_its_file_changes(
     actual = try_user_parts(LOCAL, rows).operations
     assert actual == {("own_tried_nets:net", "cifar10"): 2 * 3072 * 10}
     with monkeypatch.context() as patch:
-        patch.setattr(user_parts.subprocess, "run", _no_process)
+        patch.setattr(user_parts.subprocess, "Popen", _no_process)
         assert try_user_parts(LOCAL, rows).operations == actual
         reason = MatrixRow(rows[0].cell.with_(network="no.such:net"), None, "cannot run")
         assert try_user_parts(LOCAL, [*rows, reason]).operations == actual
@@ -228,6 +234,33 @@ def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
         try_user_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
 
 
+_TRIALS = """
+import json, sys, time
+with open(sys.argv[2], "w") as answers:
+    for network, _ in json.loads(sys.argv[1]):
+        if network == "ends:net":
+            sys.exit("no such device")
+        time.sleep(60 if network == "waits:net" else 0)
+        traits = {"uncut": "no"}
+        print(json.dumps({"operations": 1, "traits": traits}), file=answers, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "sentence"),
+    [("ends:net", "the process that builds it ended: no such device"), ("waits:net", "not built")],
+)
+def test_what_was_tried_before_a_fault_is_kept(
+    last: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_parts, "_TRY", ("-c", _TRIALS))
+    monkeypatch.setattr(user_parts, "_TRY_TIMEOUT_S", 2.0)
+    cells = (replace(BASE, network=network) for network in ("a:net", last))
+    with pytest.raises(ConfigError, match=f"{last}.*{sentence}"):
+        try_user_parts(LOCAL, _rows(*cells))
+    assert list(tried_before()) == [key_of("a:net", "cifar10")]
+
+
 @pytest.mark.slow
 def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) -> None:
     (folder / "own_gpu.py").write_text(GOOD.replace("spec.image_bytes", "99"))
@@ -240,7 +273,7 @@ def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) ->
 
 
 def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_parts.subprocess, "run", _no_process)
+    monkeypatch.setattr(user_parts.subprocess, "Popen", _no_process)
     boxed = replace(LOCAL, launcher="slurm", container=Container(image="/x.sif"))
     assert not try_user_parts(boxed, _rows(BASE.with_(network="own_missing:net"))).operations
 
