@@ -23,9 +23,8 @@ from ddlbench.experiment.config import making_command
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file
-from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
-from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.p2p import is_p2p, parse_p2p
+from ddlbench.interconnect.link_tests import format_of, read_link_test
+from ddlbench.interconnect.nccl_tests import NcclTest
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.predict.collective_times import OPERATIONS, Library
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
@@ -45,55 +44,24 @@ def links() -> None:
 def read(file: Path) -> None:
     """Print as JSON what a test of links printed (bytes per second, seconds).
 
-    FILE is stdout as captured, of p2pBandwidthLatencyTest, of `nvbandwidth -j` or of nccl-tests,
-    which its content tells; - reads standard input. Lines may begin with a rank, a host or the
-    time. Of a matrix: row = sender, column = receiver.
+    FILE is stdout as captured, of p2pBandwidthLatencyTest, of `nvbandwidth -j` or of nccl-tests, or
+    the file that `all_reduce_perf -J` wrote. Its content tells which; - reads standard input. Lines
+    may begin with a rank, a host or the time. Of a matrix: row = sender, column = receiver.
     """
     text = text_of(file)
-    refuse_other_forms(text, str(file))
     if '"schema_version"' in text:
         raise ConfigError(
             f"{file} is a file of ddlbench, not what a test printed; `ddlbench links show` reads "
             "a links.json"
         )
-    if is_nccl_tests(text):
-        parsed = asdict(parse_nccl_tests(text, str(file)))
-    else:
-        is_json = _is_nvbandwidth(text) or text.lstrip().startswith("{")
-        if not (is_json or is_p2p(text)):
-            raise ConfigError(f"{file}: {_NO_TEST}")
-        parse = parse_nvbandwidth if is_json else parse_p2p
-        parsed = parse(text, str(file))
-        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in parsed["pairs"]]
-        parsed["pairs"] = [pair.to_dict() for pair in pairs]
-    for remark in parsed.get("remarks", ()):
+    reading = read_link_test(text, str(file))
+    values = reading if isinstance(reading, dict) else asdict(reading)
+    if isinstance(reading, dict):
+        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in reading["pairs"]]
+        values["pairs"] = [pair.to_dict() for pair in pairs]
+    for remark in values.get("remarks", ()):
         click.echo(f"{file}: {remark}", err=True)
-    click.echo(json.dumps(parsed, indent=1, allow_nan=False))
-
-
-_NO_TEST = (
-    "is neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON; capture "
-    "all that one of them prints"
-)
-
-
-def _is_nvbandwidth(text: str) -> bool:
-    """Whether it is the JSON of nvbandwidth, perhaps with lines before it; links.json names it."""
-    return '"nvbandwidth"' in text and '"schema_version"' not in text
-
-
-def refuse_other_forms(text: str, where: str) -> None:
-    """Refuse what the same programs print in a form that is not read.
-
-    Raises:
-        ConfigError: it is the text of nvbandwidth, or the JSON of nccl-tests.
-    """
-    if "nvbandwidth Version" in text and not _is_nvbandwidth(text):
-        raise ConfigError(
-            f"{where} is the text of nvbandwidth; run `nvbandwidth -j`, give its JSON"
-        )
-    if '"out_of_place"' in text and '"bus_bw"' in text:
-        raise ConfigError(f"{where} is the JSON of nccl-tests; give the text that it prints")
+    click.echo(json.dumps(values, indent=1, allow_nan=False))
 
 
 def text_of(path: Path) -> str:
@@ -249,9 +217,9 @@ def compare_command(
 ) -> None:
     """Say whether SWEEP is normal for a device, a fabric and a number of nodes.
 
-    SWEEP is a links.json, the text of nccl-tests or of p2pBandwidthLatencyTest, or the JSON of
-    `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and published
-    sweeps, with an interval.
+    SWEEP is a links.json, the text or JSON of nccl-tests, the text of p2pBandwidthLatencyTest, or
+    the JSON of `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and
+    published sweeps, with an interval.
     """
     device = DeviceSheet.named(hardware)
     described = Fabric.load(fabric) if fabric else None
@@ -308,52 +276,53 @@ def _content(
     path: Path, operation: str | None, nodes: int | None, devices_per_node: int | None
 ) -> _Content:
     text = text_of(path)
-    refuse_other_forms(text, str(path))
-    if is_nccl_tests(text):
-        test = parse_nccl_tests(text, str(path), operation)
-        count = nodes or len(test.hosts)
-        if not count:
-            raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
-        if test.hosts and count != len(test.hosts):
-            raise ConfigError(
-                f"{path}: its ranks are on {counted(len(test.hosts), 'node')} "
-                f"({', '.join(test.hosts[:3])}), not on {count}; leave --nodes out"
-            )
-        devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
-        if test.ranks and test.ranks != count * devices:
-            raise ConfigError(
-                f"{path}: {test.ranks} ranks are not {count} nodes of {devices} devices; give "
-                "--nodes and --devices-per-node as they were"
-            )
-        if count * devices < 2:
-            raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
-        test.check_ranks(count * devices, str(path))
-        swept = Measured(
-            test.operation,
-            count,
-            devices,
-            [point.payload_bytes for point in test.points],
-            [point.time_s for point in test.points],
-            "nccl-tests",
-        )
-        return _Content([swept], names=test.devices, remarks=test.remarks)
-    of_pairs = parse_p2p if is_p2p(text) else parse_nvbandwidth if _is_nvbandwidth(text) else None
-    if of_pairs is not None:
-        parsed = of_pairs(text, str(path))
-        matrices = [PairMatrix.from_dict(pair) for pair in parsed["pairs"]]
-        devices = len(parsed["devices"])
+    is_links = format_of(text) is None and str(path) != "-" and text.lstrip().startswith("{")
+    reading = read_links(path) if is_links else read_link_test(text, str(path), operation)
+    if isinstance(reading, NcclTest):
+        return _of_nccl_tests(reading, path, nodes, devices_per_node)
+    if isinstance(reading, dict):
+        matrices = [PairMatrix.from_dict(pair) for pair in reading["pairs"]]
+        devices = len(reading["devices"])
         _check_one_node(path, devices, nodes, devices_per_node)
-        names = tuple(dict.fromkeys(parsed["devices"]))
-        return _Content((), list(_rates(matrices)), devices, names, parsed.get("remarks", ()))
-    if str(path) == "-" or not text.lstrip().startswith("{"):
-        raise ConfigError(f"{path}: {_NO_TEST}")
-    links = read_links(path)
-    of_nodes = [len(pair.endpoints) for pair in links.pairs if pair.scope == "node"]
+        names = tuple(dict.fromkeys(reading["devices"]))
+        return _Content((), list(_rates(matrices)), devices, names, reading.get("remarks", ()))
+    of_nodes = [len(pair.endpoints) for pair in reading.pairs if pair.scope == "node"]
     return _Content(
-        list(_sweeps_of(links, nodes, devices_per_node)),
-        list(_rates(links.pairs)),
+        list(_sweeps_of(reading, nodes, devices_per_node)),
+        list(_rates(reading.pairs)),
         max(of_nodes, default=_DEVICES_PER_NODE),
     )
+
+
+def _of_nccl_tests(
+    test: NcclTest, path: Path, nodes: int | None, devices_per_node: int | None
+) -> _Content:
+    count = nodes or len(test.hosts)
+    if not count:
+        raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
+    if test.hosts and count != len(test.hosts):
+        raise ConfigError(
+            f"{path}: its ranks are on {counted(len(test.hosts), 'node')} "
+            f"({', '.join(test.hosts[:3])}), not on {count}; leave --nodes out"
+        )
+    devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
+    if test.ranks and test.ranks != count * devices:
+        raise ConfigError(
+            f"{path}: {test.ranks} ranks are not {count} nodes of {devices} devices; give "
+            "--nodes and --devices-per-node as they were"
+        )
+    if count * devices < 2:
+        raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
+    test.check_ranks(count * devices, str(path))
+    swept = Measured(
+        test.operation,
+        count,
+        devices,
+        [point.payload_bytes for point in test.points],
+        [point.time_s for point in test.points],
+        "nccl-tests",
+    )
+    return _Content([swept], names=test.devices, remarks=test.remarks)
 
 
 def _check_one_node(path: Path, devices: int, nodes: int | None, per_node: int | None) -> None:

@@ -1,9 +1,13 @@
-"""Text that somebody captured of a program: its encoding, and lines without colours."""
+"""Text that somebody captured of a program: encoding, lines without colours, JSON in it."""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
+from typing import Any
+
+from ddlbench.common.errors import ConfigError, shown
 
 # The marks of UTF-32 begin with those of UTF-16, and come first.
 _MARKS = (
@@ -41,3 +45,34 @@ _INVISIBLE = str.maketrans({"\xa0": " ", "\ufeff": None, "\u200b": None, "\0": N
 def uncoloured_lines(text: str) -> list[str]:
     """The lines of a text without colours and invisible characters."""
     return [_ESCAPE.sub("", line).translate(_INVISIBLE) for line in _LINE_END.split(text)]
+
+
+def json_at(start: int, text: str, where: str, command: str) -> tuple[Any, int]:
+    """The JSON value that begins there, and where it ends.
+
+    Args:
+        start: of its first letter.
+        text: in which other text may stand before and after it.
+        where: name of the text in messages.
+        command: what writes the value, to run again; its first word is the program.
+
+    Raises:
+        ConfigError: it is no whole JSON; the message gives the line.
+    """
+    program = command.split(maxsplit=1)[0]
+    try:
+        return json.JSONDecoder().raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        line = text.count("\n", 0, error.pos) + 1
+        is_cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated")
+        foreign = shown(text.split("\n")[line - 1])
+        remedy = "" if is_cut else f"remove {foreign} if {program} did not print it, or "
+        raise ConfigError(
+            f"{where} line {line}: not complete JSON ({error.msg}); {remedy}run {command} again"
+        ) from None
+    except (ValueError, RecursionError):
+        line = text.count("\n", 0, start) + 1
+        raise ConfigError(
+            f"{where} line {line}: JSON with endless numbers or lists, which {program} does not "
+            f"write; run {command} again"
+        ) from None

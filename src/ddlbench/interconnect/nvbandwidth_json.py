@@ -15,10 +15,10 @@ Its latency is that of one dependent read of a peer's memory, not of a copy.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, NamedTuple
 
+from ddlbench.common.captured_text import json_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nvidia_programs import plain_lines, printed_number
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
@@ -41,6 +41,7 @@ _KEYS = (
 _KNOWN = re.compile(rf'(?<![{{\[,\s])[{{\[,\s]*"(?:{_KEYS})"\s*:')
 _BEGINNING = re.compile(r'\{\s*"nvbandwidth"\s*:')
 _LONGEST_MESSAGE = 150
+_COMMAND = "nvbandwidth -j"
 
 
 class _Document(NamedTuple):
@@ -48,6 +49,11 @@ class _Document(NamedTuple):
 
     line: int
     content: dict[str, Any]
+
+
+def is_nvbandwidth_json(text: str) -> bool:
+    """Whether a text has nvbandwidth's key, perhaps after other lines."""
+    return '"nvbandwidth"' in text
 
 
 def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
@@ -126,7 +132,7 @@ def _documents(lines: list[str], where: str) -> list[_Document]:
     documents: list[_Document] = []
     position = 0
     while match := _BEGINNING.search(text, position):
-        value, position = _decoded_at(match.start(), text, where)
+        value, position = json_at(match.start(), text, where, _COMMAND)
         content = value["nvbandwidth"]
         if not isinstance(content, dict):
             raise ConfigError(
@@ -136,30 +142,9 @@ def _documents(lines: list[str], where: str) -> list[_Document]:
     if documents:
         return documents
     if (start := text.find("{")) >= 0:
-        _decoded_at(start, text, where)
+        json_at(start, text, where, _COMMAND)
         raise ConfigError(f"{where}: JSON, but not nvbandwidth's; {_how()}")
     raise ConfigError(f"{where}: no JSON in it; {_how()}")
-
-
-def _decoded_at(start: int, text: str, where: str) -> tuple[Any, int]:
-    """The value that begins there, and where it ends."""
-    try:
-        return json.JSONDecoder().raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        line = text.count("\n", 0, error.pos) + 1
-        is_cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated")
-        foreign = shown(text.split("\n")[line - 1])
-        remedy = "" if is_cut else f"remove {foreign} if nvbandwidth did not print it, or "
-        raise ConfigError(
-            f"{where} line {line}: not complete JSON ({error.msg}); {remedy}run nvbandwidth -j "
-            "again"
-        ) from None
-    except (ValueError, RecursionError):
-        line = text.count("\n", 0, start) + 1
-        raise ConfigError(
-            f"{where} line {line}: JSON with endless numbers or lists, which nvbandwidth does not "
-            f"write; {_how()}"
-        ) from None
 
 
 def _tests(results: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:

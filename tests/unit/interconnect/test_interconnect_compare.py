@@ -70,7 +70,7 @@ def test_wrong_geometries_are_named(tmp_path):
 def test_a_file_of_no_test_is_named(tmp_path, content):
     file = tmp_path / "out.txt"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match="is neither the text of nccl-tests or p2p"):
+    with pytest.raises(ConfigError, match=r"is no output of a known link test \(nccl-tests, "):
         compare(file)
 
 
