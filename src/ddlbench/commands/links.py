@@ -44,9 +44,10 @@ def links() -> None:
 def read(file: Path) -> None:
     """Print as JSON what a test of links printed (bytes per second, seconds).
 
-    FILE is stdout as captured, of p2pBandwidthLatencyTest, of `nvbandwidth -j` or of nccl-tests, or
-    the file that `all_reduce_perf -J` wrote. Its content tells which; - reads standard input. Lines
-    may begin with a rank, a host or the time. Of a matrix: row = sender, column = receiver.
+    FILE is stdout as captured, of p2pBandwidthLatencyTest, nvbandwidth (with -j or without) or
+    nccl-tests, or the file that `all_reduce_perf -J` wrote. Its content tells which; - reads
+    standard input. Lines may begin with a rank, a host or the time. Of a matrix: row = sender,
+    column = receiver.
     """
     text = text_of(file)
     if '"schema_version"' in text:
@@ -217,9 +218,9 @@ def compare_command(
 ) -> None:
     """Say whether SWEEP is normal for a device, a fabric and a number of nodes.
 
-    SWEEP is a links.json, the text or JSON of nccl-tests, the text of p2pBandwidthLatencyTest, or
-    the JSON of `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and
-    published sweeps, with an interval.
+    SWEEP is a links.json, or output of nccl-tests, p2pBandwidthLatencyTest or nvbandwidth (text or
+    JSON); - reads standard input. Expected times come from data sheets and published sweeps, with
+    an interval.
     """
     device = DeviceSheet.named(hardware)
     described = Fabric.load(fabric) if fabric else None

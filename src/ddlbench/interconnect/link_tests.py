@@ -9,6 +9,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nccl_tests_json import is_nccl_json, parse_nccl_json
 from ddlbench.interconnect.nvbandwidth_json import is_nvbandwidth_json, parse_nvbandwidth
+from ddlbench.interconnect.nvbandwidth_text import is_nvbandwidth_text, parse_nvbandwidth_text
 from ddlbench.interconnect.p2p import is_p2p, parse_p2p
 
 Copies = dict[str, Any]
@@ -31,6 +32,7 @@ FORMATS: Mapping[str, Format] = {
     "nccl-tests": Format(is_nccl_tests, parse_nccl_tests),
     "nccl-tests' JSON": Format(is_nccl_json, parse_nccl_json),
     "p2pBandwidthLatencyTest": Format(is_p2p, _copies(parse_p2p)),
+    "nvbandwidth": Format(is_nvbandwidth_text, _copies(parse_nvbandwidth_text)),
     "nvbandwidth's JSON": Format(is_nvbandwidth_json, _copies(parse_nvbandwidth)),
 }
 

@@ -89,7 +89,7 @@ def test_copies_of_nvbandwidth(tmp_path):
         matrix = [["N/A", rate], [rate, "N/A"]]
         words = f"memcpy CE GPU(row) -> GPU(column) bandwidth ({unit})"
         return {"name": name, "status": "Passed", "bandwidth_description": words,
-                "bandwidth_matrix": matrix, "sum": 1.0}  # fmt: skip
+                "bandwidth_matrix": matrix, "sum": 2 * float(rate)}  # fmt: skip
 
     cases = [
         case("device_to_device_memcpy_write_ce", "150.5"),

@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from p2p_printer import printed
 from test_interconnect_nvbandwidth import GOOD, document
+from test_interconnect_nvbandwidth_text import TEXT as NVBANDWIDTH_TEXT
 
 from ddlbench.common.captured_text import decoded
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
+from ddlbench.interconnect.nvbandwidth_text import parse_nvbandwidth_text
 from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 
@@ -74,9 +76,13 @@ def test_lines_of_p2p_that_are_lost_moved_or_added(data):
 
 @given(st.data())
 @settings(derandomize=True)
-@pytest.mark.parametrize("parse", [parse_p2p, parse_nvbandwidth])
+@pytest.mark.parametrize("parse", [parse_p2p, parse_nvbandwidth, parse_nvbandwidth_text])
 def test_bytes_that_are_lost_or_changed(parse, data):
-    text = TEXTS[0] if parse is parse_p2p else json.dumps(document(*GOOD), indent=1)
+    text = {
+        parse_p2p: TEXTS[0],
+        parse_nvbandwidth: json.dumps(document(*GOOD), indent=1),
+        parse_nvbandwidth_text: NVBANDWIDTH_TEXT,
+    }[parse]
     content = bytearray(text, data.draw(st.sampled_from(["utf-8", "utf-16", "utf-16-le"])))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content) - 1))
