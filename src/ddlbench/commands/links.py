@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,8 @@ from ddlbench.experiment.config import making_command
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file
-from ddlbench.interconnect.link_tests import format_of, read_link_test
+from ddlbench.interconnect.link_tests import Reading, format_of, read_link_test
+from ddlbench.interconnect.message_tests import MessageTests
 from ddlbench.interconnect.nccl_tests import NcclTest
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.predict.collective_times import OPERATIONS, Library
@@ -38,31 +39,51 @@ def links() -> None:
 
 @links.command(
     short_help="Print what a test of links printed, as JSON.",
-    epilog=examples("ddlbench links read p2p.txt", "ddlbench links read nvbandwidth.json"),
+    epilog=examples(
+        "ddlbench links read p2p.txt",
+        "ddlbench links read nvbandwidth.json",
+        "ddlbench links read osu_latency.txt osu_bw.txt",
+    ),
 )
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def read(file: Path) -> None:
+@click.argument("files", type=click.Path(path_type=Path, allow_dash=True), nargs=-1, required=True)
+def read(files: tuple[Path, ...]) -> None:
     """Print as JSON what a test of links printed (bytes per second, seconds).
 
-    FILE is stdout as captured, of p2pBandwidthLatencyTest, nvbandwidth (with -j or without) or
-    nccl-tests, or the file that `all_reduce_perf -J` wrote. Its content tells which; - reads
-    standard input. Lines may begin with a rank, a host or the time. Of a matrix: row = sender,
-    column = receiver.
+    FILES is output as captured, whose content tells the program: p2pBandwidthLatencyTest,
+    nvbandwidth (with -j or without), nccl-tests (text, or the file of -J), the OSU
+    micro-benchmarks, perftest (ib_write_bw, ...), or `iperf3 --json`. - reads standard input. Lines
+    may begin with a rank, a host or the time. Of a matrix: row = sender, column = receiver. Several
+    files are tests of messages between one pair of ranks: together they give the latency and the
+    bandwidth of a link, as the site file takes it.
     """
+    readings = [(file, _reading(file)) for file in files]
+    of_messages = [reading for _, reading in readings if isinstance(reading, MessageTests)]
+    others = [file for file, reading in readings if not isinstance(reading, MessageTests)]
+    if others and len(files) > 1:
+        raise ConfigError(
+            f"{others[0]} is no test of messages between two ranks; give it alone, as only such "
+            "tests are read together"
+        )
+    if of_messages:
+        values = MessageTests.joined(of_messages).to_dict()
+    elif isinstance(reading := readings[0][1], dict):
+        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in reading["pairs"]]
+        values = {**reading, "pairs": [pair.to_dict() for pair in pairs]}
+    else:
+        values = asdict(reading)
+    for remark in values.get("remarks", ()):
+        click.echo(f"{', '.join(map(str, files))}: {remark}", err=True)
+    click.echo(json.dumps(values, indent=1, allow_nan=False))
+
+
+def _reading(file: Path) -> Reading:
     text = text_of(file)
     if '"schema_version"' in text:
         raise ConfigError(
             f"{file} is a file of ddlbench, not what a test printed; `ddlbench links show` reads "
             "a links.json"
         )
-    reading = read_link_test(text, str(file))
-    values = reading if isinstance(reading, dict) else asdict(reading)
-    if isinstance(reading, dict):
-        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in reading["pairs"]]
-        values["pairs"] = [pair.to_dict() for pair in pairs]
-    for remark in values.get("remarks", ()):
-        click.echo(f"{file}: {remark}", err=True)
-    click.echo(json.dumps(values, indent=1, allow_nan=False))
+    return read_link_test(text, str(file))
 
 
 def text_of(path: Path) -> str:
@@ -218,9 +239,9 @@ def compare_command(
 ) -> None:
     """Say whether SWEEP is normal for a device, a fabric and a number of nodes.
 
-    SWEEP is a links.json, or output of nccl-tests, p2pBandwidthLatencyTest or nvbandwidth (text or
-    JSON); - reads standard input. Expected times come from data sheets and published sweeps, with
-    an interval.
+    SWEEP is a links.json, or output of nccl-tests, p2pBandwidthLatencyTest, nvbandwidth (text or
+    JSON) or osu_xccl_allreduce; - reads standard input. Expected times come from data sheets and
+    published sweeps, with an interval.
     """
     device = DeviceSheet.named(hardware)
     described = Fabric.load(fabric) if fabric else None
@@ -287,6 +308,8 @@ def _content(
         _check_one_node(path, devices, nodes, devices_per_node)
         names = tuple(dict.fromkeys(reading["devices"]))
         return _Content((), list(_rates(matrices)), devices, names, reading.get("remarks", ()))
+    if isinstance(reading, MessageTests):
+        return _of_messages(reading, path, nodes, devices_per_node)
     of_nodes = [len(pair.endpoints) for pair in reading.pairs if pair.scope == "node"]
     return _Content(
         list(_sweeps_of(reading, nodes, devices_per_node)),
@@ -326,6 +349,37 @@ def _of_nccl_tests(
     return _Content([swept], names=test.devices, remarks=test.remarks)
 
 
+def _of_messages(
+    reading: MessageTests, path: Path, nodes: int | None, devices_per_node: int | None
+) -> _Content:
+    """The collectives of NCCL in tests of messages."""
+    tests = [test for test in reading.tests if test.library == "nccl" and test.operation != "p2p"]
+    if not tests:
+        raise ConfigError(
+            f"{path} has {reading.tests[0].title}, and expected times are those of NCCL's "
+            "collectives; give nccl-tests' output, or that of osu_xccl_allreduce (`ddlbench links "
+            "read` reads this file)"
+        )
+    if nodes is None:
+        raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
+    devices = devices_per_node or _DEVICES_PER_NODE
+    if nodes * devices < 2:
+        raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
+    return _Content(
+        [
+            _measured(
+                test.operation,
+                nodes,
+                devices,
+                [(time.message_bytes, time.time_s) for time in test.times],
+                test.title,
+            )
+            for test in tests
+        ],
+        remarks=reading.remarks,
+    )
+
+
 def _check_one_node(path: Path, devices: int, nodes: int | None, per_node: int | None) -> None:
     """Refuse options that a file of copies within a node contradicts."""
     if nodes not in (None, 1):
@@ -339,16 +393,20 @@ def _sweeps_of(links: Links, nodes: int | None, devices: int | None) -> Iterator
     for swept in links.sweeps:
         fits = nodes in (None, swept.nodes) and devices in (None, swept.devices_per_node)
         if swept.transport == "nccl" and swept.operation in OPERATIONS and swept.points and fits:
-            factor = swept.ranks if swept.operation in _GIVEN_RANKS else 1
-            points = [point for point in swept.points if point.message_bytes > 0]
-            yield Measured(
-                swept.operation,
-                swept.nodes,
-                swept.devices_per_node,
-                [factor * point.message_bytes for point in points],
-                [point.time_s for point in points],
-                swept.transport,
+            points = [(point.message_bytes, point.time_s) for point in swept.points]
+            yield _measured(
+                swept.operation, swept.nodes, swept.devices_per_node, points, swept.transport
             )
+
+
+def _measured(
+    operation: str, nodes: int, devices: int, points: Iterable[tuple[int, float]], name: str
+) -> Measured:
+    """A sweep without empty messages; its sizes are what one rank gives, as in links.json."""
+    factor = nodes * devices if operation in _GIVEN_RANKS else 1
+    sent = [(factor * size, time_s) for size, time_s in points if size > 0]
+    sizes, times_s = [size for size, _ in sent], [time_s for _, time_s in sent]
+    return Measured(operation, nodes, devices, sizes, times_s, name)
 
 
 def _rates(matrices: Sequence[PairMatrix]) -> Iterator[tuple[str, float]]:

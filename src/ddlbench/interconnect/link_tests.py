@@ -6,15 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.interconnect.iperf3 import is_iperf3, parse_iperf3
+from ddlbench.interconnect.message_tests import MessageTests
 from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nccl_tests_json import is_nccl_json, parse_nccl_json
 from ddlbench.interconnect.nvbandwidth_json import is_nvbandwidth_json, parse_nvbandwidth
 from ddlbench.interconnect.nvbandwidth_text import is_nvbandwidth_text, parse_nvbandwidth_text
+from ddlbench.interconnect.osu import is_osu, parse_osu
 from ddlbench.interconnect.p2p import is_p2p, parse_p2p
+from ddlbench.interconnect.perftest import is_perftest, parse_perftest
 
 Copies = dict[str, Any]
 """Copies between the devices of a node: devices, pairs as in links.json, perhaps remarks."""
-Reading = NcclTest | Copies
+Reading = NcclTest | Copies | MessageTests
 
 
 class Format(NamedTuple):
@@ -24,16 +28,20 @@ class Format(NamedTuple):
     read: Callable[[str, str, str | None], Reading]
 
 
-def _copies(read: Callable[[str, str], Copies]) -> Callable[[str, str, str | None], Copies]:
+def _named(read: Callable[[str, str], Reading]) -> Callable[[str, str, str | None], Reading]:
+    """A reader of texts that name what they measured."""
     return lambda text, where, _operation: read(text, where)
 
 
 FORMATS: Mapping[str, Format] = {
     "nccl-tests": Format(is_nccl_tests, parse_nccl_tests),
     "nccl-tests' JSON": Format(is_nccl_json, parse_nccl_json),
-    "p2pBandwidthLatencyTest": Format(is_p2p, _copies(parse_p2p)),
-    "nvbandwidth": Format(is_nvbandwidth_text, _copies(parse_nvbandwidth_text)),
-    "nvbandwidth's JSON": Format(is_nvbandwidth_json, _copies(parse_nvbandwidth)),
+    "p2pBandwidthLatencyTest": Format(is_p2p, _named(parse_p2p)),
+    "nvbandwidth": Format(is_nvbandwidth_text, _named(parse_nvbandwidth_text)),
+    "nvbandwidth's JSON": Format(is_nvbandwidth_json, _named(parse_nvbandwidth)),
+    "OSU micro-benchmarks": Format(is_osu, _named(parse_osu)),
+    "perftest (ib_write_bw, ...)": Format(is_perftest, _named(parse_perftest)),
+    "iperf3's JSON": Format(is_iperf3, _named(parse_iperf3)),
 }
 
 
