@@ -2,8 +2,8 @@
 
 ::
 
-    latency test     time of a short message ---------> latency_s
-                     time of a long one, less that  -+
+    latency test     time of the shortest message ----> latency_s
+                     time of the longest, less that -+
     bandwidth test   rate of the longest message ----+-> bandwidth_bytes_per_s    one way
 
 This is what the site file takes as a link (``interconnect: {links: ...}``). As in measured links
@@ -106,7 +106,8 @@ def _link(pairs: Sequence[MessageTest]) -> tuple[Link | None, list[str]]:
     if len(timed) > 1 or len(rated) > 1:
         kind = "latency" if len(timed) > 1 else "bandwidth"
         return None, [f"no link: several {kind} tests are in it; give those of one pair of ranks"]
-    times = timed[0].times if timed else ()
+    # An empty message is no message: no buffer of a device is touched.
+    times = [time for time in timed[0].times if time.message_bytes > 0] if timed else []
     if not times or times[0].message_bytes > _SHORT_BYTES:
         return None, [_lacks("latency", "1 KiB or less", "osu_latency or ib_send_lat")]
     bandwidth = _rate_of_stream(rated) or _rate_of_message(times)

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from ddlbench.commands.links import links as links_command
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.site import GivenLink
 from ddlbench.interconnect.link_tests import format_of, read_link_test
 from ddlbench.interconnect.osu import parse_osu
 
@@ -55,6 +56,11 @@ def test_times_are_one_way_and_of_two_sizes_come_both_values_of_a_link():
         "latency_s": pytest.approx(1.5e-6),
         "bandwidth_bytes_per_s": pytest.approx(12e9, rel=1e-4),
     }
+
+
+def test_an_empty_message_is_no_latency():
+    """As a mail of 2015 shows it (4.4.1, buffers on GPUs): 1.26 and 1442.93 us."""
+    assert link(test_text("Latency", "Latency (us)", [(0, 0.1), *TIMES])) == link(LATENCY)
 
 
 def test_a_megabyte_is_a_million_bytes_and_both_directions_are_halved():
@@ -181,6 +187,7 @@ def test_two_files_make_a_link_for_the_site_file(tmp_path):
     (tmp_path / "links.json").write_text('{"schema_version": 1}')
     both = json.loads(run("read", tmp_path / "latency.txt", tmp_path / "bw.txt").stdout)
     assert both["link"] == link(LATENCY + BANDWIDTH)
+    assert GivenLink.from_dict(both["link"]).latency_s == both["link"]["latency_s"]
     assert [test["title"] for test in both["tests"]] == [
         "OSU MPI Latency Test",
         "OSU MPI Bandwidth Test",
