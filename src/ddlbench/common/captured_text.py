@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ddlbench.common.errors import ConfigError, shown
@@ -76,3 +78,46 @@ def json_at(start: int, text: str, where: str, command: str) -> tuple[Any, int]:
             f"{where} line {line}: JSON with endless numbers or lists, which {program} does not "
             f"write; run {command} again"
         ) from None
+
+
+_LARGEST = 1e30
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """An object in a program's JSON, whose values are taken by key and type.
+
+    Args:
+        value: of the file.
+        where: its place, for messages.
+        remedy: what to do where a value is missing or of another type.
+    """
+
+    value: Mapping[str, Any]
+    where: str
+    remedy: str
+
+    def take(self, key: str, *kinds: type) -> Any:
+        """The value of a key.
+
+        Raises:
+            ConfigError: it is missing, of another type, or a number that nothing measures.
+        """
+        value: Any = self.value.get(key)
+        is_huge = isinstance(value, int | float) and not abs(value) < _LARGEST
+        if not isinstance(value, kinds) or isinstance(value, bool) or is_huge:
+            known = shown(value) if key in self.value else "missing"
+            raise ConfigError(f"{self.where}: {key!r} is {known}; {self.remedy}")
+        return value
+
+    def inner(self, key: str) -> JsonObject:
+        """The object of a key."""
+        return JsonObject(self.take(key, dict), f"{self.where}: {key}", self.remedy)
+
+    def each(self, key: str) -> Iterator[JsonObject]:
+        """The objects of a list."""
+        for number, value in enumerate(self.take(key, list), start=1):
+            place = f"{self.where}: {key} {number}"
+            if not isinstance(value, dict):
+                raise ConfigError(f"{place} is {shown(value)} instead of an object; {self.remedy}")
+            yield JsonObject(value, place, self.remedy)

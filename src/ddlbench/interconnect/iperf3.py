@@ -9,9 +9,7 @@ second; ``bytes`` and ``seconds`` give the same rate, unless a digit has changed
 
 from __future__ import annotations
 
-from typing import Any
-
-from ddlbench.common.captured_text import json_at
+from ddlbench.common.captured_text import JsonObject, json_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.message_tests import MessageRate, MessageTest, MessageTests
 
@@ -38,36 +36,24 @@ def parse_iperf3(text: str, where: str) -> MessageTests:
     value, _ = json_at(text.index("{"), text, where, "iperf3 -c HOST --json")
     if error := value.get("error"):
         raise ConfigError(f"{where}: iperf3 reports: {shown(error)}; {_HOW}")
-    protocol = _at(value, where, "start", "test_start", "protocol", str)
+    whole = JsonObject(value, where, _HOW)
+    start, end = whole.inner("start").inner("test_start"), whole.inner("end")
+    protocol, size = start.take("protocol", str), start.take("blksize", int)
     if protocol != "TCP":
         raise ConfigError(f"{where} is of {protocol}, whose rate the sender sets; run it over TCP")
-    size = _at(value, where, "start", "test_start", "blksize", int)
-    both = _BOTH_WAYS in _at(value, where, "end", dict)
-    names = ("sum_received", _BOTH_WAYS) if both else ("sum_received",)
-    rates = [_rate(value, where, name) for name in names]
+    both = ("sum_received", _BOTH_WAYS) if _BOTH_WAYS in end.value else ("sum_received",)
+    rates = [_rate(end.inner(name)) for name in both]
     rate = MessageRate(size, sum(rates) / len(rates))
     return MessageTests((MessageTest("iperf3, TCP", "tcp", "p2p", len(rates), (), (rate,)),))
 
 
-def _rate(value: Any, where: str, name: str) -> float:
+def _rate(total: JsonObject) -> float:
     """Bytes per second of one direction."""
     bits, count, seconds = (
-        _at(value, where, "end", name, key, (int, float))
-        for key in ("bits_per_second", "bytes", "seconds")
+        total.take(key, int, float) for key in ("bits_per_second", "bytes", "seconds")
     )
     if not (seconds > 0 and abs(8 * count / seconds - bits) <= _RATE_ERROR * bits):
         raise ConfigError(
-            f"{where}: {name} has {count} bytes in {seconds} s, and {bits} bits per second; {_HOW}"
+            f"{total.where} has {count} bytes in {seconds} s, and {bits} bits per second; {_HOW}"
         )
-    return bits / 8
-
-
-def _at(value: Any, where: str, *path: Any) -> Any:
-    """The value at keys, of the kind that comes last."""
-    *keys, kind = path
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    is_number = isinstance(value, int | float)
-    if not isinstance(value, kind) or isinstance(value, bool) or (is_number and not value < 1e30):
-        raise ConfigError(f"{where}: {'.'.join(keys)} is {shown(value)}; {_HOW}")
-    return value
+    return float(bits) / 8

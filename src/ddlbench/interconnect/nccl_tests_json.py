@@ -14,11 +14,10 @@ Facts from its source (nccl-tests, ``src/util.cu``, version 2 of the JSON):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
-from ddlbench.common.captured_text import json_at
+from ddlbench.common.captured_text import JsonObject, json_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nccl_tests import NcclTest, NoWholeRowError, parse_nccl_tests
 
@@ -44,7 +43,7 @@ def parse_nccl_json(text: str, where: str, operation: str | None = None) -> Nccl
         ConfigError: the JSON is cut off, lacks results or devices, or is of no known operation.
     """
     value, _ = json_at(text.index("{"), text, where, "all_reduce_perf -J FILE")
-    lines = list(_lines(_Json(value, where)))
+    lines = list(_lines(JsonObject(value, where, _HOW)))
     try:
         return parse_nccl_tests("\n".join(lines), where, operation)
     except NoWholeRowError:
@@ -53,31 +52,7 @@ def parse_nccl_json(text: str, where: str, operation: str | None = None) -> Nccl
         ) from None
 
 
-class _Json:
-    """An object of the file, whose values are taken by key and type."""
-
-    def __init__(self, value: Mapping[str, Any], where: str) -> None:
-        self.value, self.where = value, where
-
-    def take(self, key: str, *kinds: type) -> Any:
-        value = self.value.get(key)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            known = shown(value) if key in self.value else "missing"
-            raise ConfigError(f"{self.where}: {key!r} is {known}; {_HOW}")
-        return value
-
-    def inner(self, key: str) -> _Json:
-        return _Json(self.take(key, dict), f"{self.where}: {key}")
-
-    def each(self, key: str) -> Iterator[_Json]:
-        for number, value in enumerate(self.take(key, list), start=1):
-            place = f"{self.where}: {key} {number}"
-            if not isinstance(value, dict):
-                raise ConfigError(f"{place} is {shown(value)} instead of an object; {_HOW}")
-            yield _Json(value, place)
-
-
-def _lines(document: _Json) -> Iterator[str]:
+def _lines(document: JsonObject) -> Iterator[str]:
     """What the test printed."""
     args, config = document.take("args", list), document.inner("config")
     yield f"# Collective test starting: {PurePath(str(args[0])).name if args else ''}"
@@ -97,7 +72,7 @@ def _lines(document: _Json) -> Iterator[str]:
         yield "# Avg bus bandwidth :"
 
 
-def _rank_lines(config: _Json) -> Iterator[str]:
+def _rank_lines(config: JsonObject) -> Iterator[str]:
     """A line per rank; the devices listed are the first ones of their processes."""
     devices = list(config.each("devices"))
     of_process = config.take("nthreads", int) * config.take("ngpus", int)
@@ -113,13 +88,13 @@ def _rank_lines(config: _Json) -> Iterator[str]:
             yield f"# Rank {rank} Group {group} Pid {pid} on {host} device {number} [] {name}"
 
 
-def _halves(row: _Json) -> Iterator[_Json | None]:
+def _halves(row: JsonObject) -> Iterator[JsonObject | None]:
     """The times out of place and in place; None for those that were not measured."""
     for key in ("out_of_place", "in_place"):
         yield row.inner(key) if row.value.get(key) is not None else None
 
 
-def _numbers(half: _Json | None) -> str:
+def _numbers(half: JsonObject | None) -> str:
     if half is None:
         return _NO_TIMES
     words = [half.take(key, float, int, str) for key in (_time_key(half), "alg_bw", "bus_bw")]
@@ -127,5 +102,5 @@ def _numbers(half: _Json | None) -> str:
     return " ".join(map(str, [*words, "N/A" if wrong is None else int(wrong)]))
 
 
-def _time_key(half: _Json) -> str:
+def _time_key(half: JsonObject) -> str:
     return "cpu_time" if "cpu_time" in half.value else "time"

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from test_interconnect_nccl_tests import ROWS, TITLE, ranks, text
 
+from ddlbench.commands.links import links as links_command
+from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.link_tests import read_link_test
 from ddlbench.interconnect.nccl_tests import parse_nccl_tests
@@ -154,3 +157,40 @@ def test_a_text_with_times_of_single_iterations():
     )
     assert parse_nccl_tests(text(rows), "out").points == parse_nccl_tests(text(), "out").points
     assert ranks(16) in text(rows)
+
+
+def run(command, *words):
+    return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+
+
+def test_the_commands_read_it_like_the_text(tmp_path):
+    json_file, text_file, table = (tmp_path / name for name in ("a.json", "a.txt", "points.csv"))
+    json_file.write_text(json.dumps(document(8)))
+    text_file.write_text(text())
+    given = ("--hardware", "h100-sxm", "--fabric", "efa-3200", "--json")
+    both = [run(links_command, "compare", file, *given).stdout for file in (json_file, text_file)]
+    assert both[0] == both[1]
+    assert (
+        run(links_command, "read", json_file).stdout == run(links_command, "read", text_file).stdout
+    )
+    run(oracle, "read", json_file, "--output", table)
+    first = table.read_text().splitlines()[1]
+    assert first.startswith("all-reduce,NVIDIA H100 80GB HBM3,2,16,536870912,0.0025592,")
+
+
+def test_a_link_test_without_ranks_makes_no_table(tmp_path):
+    file = tmp_path / "osu.txt"
+    file.write_text("# OSU MPI Latency Test v7.5\n# Size       Avg Latency(us)\n1   2.00\n")
+    with pytest.raises(ConfigError, match="names no ranks of a collective.*`ddlbench links read`"):
+        run(oracle, "read", file, "--output", tmp_path / "points.csv")
+
+
+def test_a_training_s_log_counts_before_a_link_test_at_its_beginning(tmp_path):
+    steps = "".join(
+        f" iteration {step:8d}/      20 | consumed samples: {8 * step} | elapsed time per "
+        "iteration (ms): 500.0 | global batch size: 8 | lm loss: 1.0E+00 |\n"
+        for step in range(1, 11)
+    )
+    (tmp_path / "slurm.out").write_text(text() + steps)
+    run(oracle, "read", tmp_path / "slurm.out", "--output", tmp_path / "runs.csv")
+    assert ",Megatron," in (tmp_path / "runs.csv").read_text()
