@@ -26,7 +26,7 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nvbandwidth_json import TESTS, pairs_of
-from ddlbench.interconnect.nvidia_programs import is_printed_number, plain_lines
+from ddlbench.interconnect.nvidia_programs import is_printed_number, plain_lines, printed_number
 
 _VERSION = re.compile(r"nvbandwidth Version: \S+")
 _DEVICE = re.compile(r"Device (\d{1,4}): (.+ \([0-9a-fA-F:]+\))")
@@ -79,7 +79,6 @@ class _Reader:
         self._columns: int | None = None  # of the matrix that is being read
 
     def take(self, number: int, line: str) -> None:
-        words = line.split()
         if device := _DEVICE.fullmatch(line):
             index, name = int(device[1]), device[2]
             if self.devices.setdefault(index, name) != name:
@@ -91,16 +90,17 @@ class _Reader:
             self.is_waived |= ended[1].lower() == "waived"
             if self.tests and ended[1].lower() == "error" and self.tests[-1]["status"] != "Passed":
                 self.tests[-1] |= {"status": "Error", "error": ended[2]}
-        elif self.tests:
-            self._take_of_test(number, line, words, self.tests[-1])
+        elif self.tests and self.tests[-1]["name"] in TESTS:
+            self._take_of_test(number, line, self.tests[-1])
 
-    def _take_of_test(self, number: int, line: str, words: list[str], test: dict[str, Any]) -> None:
+    def _take_of_test(self, number: int, line: str, test: dict[str, Any]) -> None:
+        words = line.split()
         if _UNIT.fullmatch(line):
             test["bandwidth_description"] = line
             self._columns = None
         elif total := _SUM.fullmatch(line):
             if total[1].startswith(test["name"]) and is_printed_number(total[2]):
-                test |= {"status": "Passed", "sum": float(total[2])}
+                test |= {"status": "Passed", "sum": printed_number(total[2])}
         elif "bandwidth_description" in test and words and all(map(_INDEX.fullmatch, words)):
             self._columns = len(words)
             self._next_row = 0

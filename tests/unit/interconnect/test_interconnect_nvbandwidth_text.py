@@ -79,6 +79,14 @@ def test_tests_that_ran_one_by_one_may_follow_each_other():
         parse_nvbandwidth_text(TEXT + DEVICES.replace("NVIDIA H100", "Other"), "out")
 
 
+def test_other_tests_and_sums_that_are_no_number_decide_nothing():
+    torn = TEXT.replace(" 0     55.37     55.36\n", " 7     55\n")
+    unknown = TEXT.replace(f"SUM {WRITE} 411.00", f"SUM {WRITE} N/A")
+    assert torn != TEXT != unknown
+    for text in (torn, unknown):
+        assert parse_nvbandwidth_text(text) == parse_nvbandwidth_text(TEXT)
+
+
 def test_a_single_gpu_has_no_pairs():
     alone = HEAD + DEVICES.splitlines()[0] + "\nWaived: \nWaived: \n" + NOTE
     assert parse_nvbandwidth_text(alone) == {"devices": ["NVIDIA H100 80GB HBM3"], "pairs": []}
