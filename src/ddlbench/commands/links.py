@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,9 +23,9 @@ from ddlbench.experiment.config import making_command
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file
-from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
-from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.p2p import is_p2p, parse_p2p
+from ddlbench.interconnect.link_tests import Reading, format_of, read_link_test
+from ddlbench.interconnect.message_tests import MessageTests
+from ddlbench.interconnect.nccl_tests import NcclTest
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.predict.collective_times import OPERATIONS, Library
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
@@ -39,61 +39,51 @@ def links() -> None:
 
 @links.command(
     short_help="Print what a test of links printed, as JSON.",
-    epilog=examples("ddlbench links read p2p.txt", "ddlbench links read nvbandwidth.json"),
+    epilog=examples(
+        "ddlbench links read p2p.txt",
+        "ddlbench links read nvbandwidth.json",
+        "ddlbench links read osu_latency.txt osu_bw.txt",
+    ),
 )
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def read(file: Path) -> None:
+@click.argument("files", type=click.Path(path_type=Path, allow_dash=True), nargs=-1, required=True)
+def read(files: tuple[Path, ...]) -> None:
     """Print as JSON what a test of links printed (bytes per second, seconds).
 
-    FILE is stdout as captured, of p2pBandwidthLatencyTest, of `nvbandwidth -j` or of nccl-tests,
-    which its content tells; - reads standard input. Lines may begin with a rank, a host or the
-    time. Of a matrix: row = sender, column = receiver.
+    FILES is output as captured, whose content tells the program: p2pBandwidthLatencyTest,
+    nvbandwidth (with -j or without), nccl-tests (text, or the file of -J), the OSU
+    micro-benchmarks, perftest (ib_write_bw, ...), or `iperf3 --json`. - reads standard input. Lines
+    may begin with a rank, a host or the time. Of a matrix: row = sender, column = receiver. Several
+    files are tests of messages between one pair of ranks: together they give the latency and the
+    bandwidth of a link, as the site file takes it.
     """
+    readings = [(file, _reading(file)) for file in files]
+    of_messages = [reading for _, reading in readings if isinstance(reading, MessageTests)]
+    others = [file for file, reading in readings if not isinstance(reading, MessageTests)]
+    if others and len(files) > 1:
+        raise ConfigError(
+            f"{others[0]} is no test of messages between two ranks; give it alone, as only such "
+            "tests are read together"
+        )
+    if of_messages:
+        values = MessageTests.joined(of_messages).to_dict()
+    elif isinstance(reading := readings[0][1], dict):
+        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in reading["pairs"]]
+        values = {**reading, "pairs": [pair.to_dict() for pair in pairs]}
+    else:
+        values = asdict(reading)
+    for remark in values.get("remarks", ()):
+        click.echo(f"{', '.join(map(str, files))}: {remark}", err=True)
+    click.echo(json.dumps(values, indent=1, allow_nan=False))
+
+
+def _reading(file: Path) -> Reading:
     text = text_of(file)
-    refuse_other_forms(text, str(file))
     if '"schema_version"' in text:
         raise ConfigError(
             f"{file} is a file of ddlbench, not what a test printed; `ddlbench links show` reads "
             "a links.json"
         )
-    if is_nccl_tests(text):
-        parsed = asdict(parse_nccl_tests(text, str(file)))
-    else:
-        is_json = _is_nvbandwidth(text) or text.lstrip().startswith("{")
-        if not (is_json or is_p2p(text)):
-            raise ConfigError(f"{file}: {_NO_TEST}")
-        parse = parse_nvbandwidth if is_json else parse_p2p
-        parsed = parse(text, str(file))
-        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in parsed["pairs"]]
-        parsed["pairs"] = [pair.to_dict() for pair in pairs]
-    for remark in parsed.get("remarks", ()):
-        click.echo(f"{file}: {remark}", err=True)
-    click.echo(json.dumps(parsed, indent=1, allow_nan=False))
-
-
-_NO_TEST = (
-    "is neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON; capture "
-    "all that one of them prints"
-)
-
-
-def _is_nvbandwidth(text: str) -> bool:
-    """Whether it is the JSON of nvbandwidth, perhaps with lines before it; links.json names it."""
-    return '"nvbandwidth"' in text and '"schema_version"' not in text
-
-
-def refuse_other_forms(text: str, where: str) -> None:
-    """Refuse what the same programs print in a form that is not read.
-
-    Raises:
-        ConfigError: it is the text of nvbandwidth, or the JSON of nccl-tests.
-    """
-    if "nvbandwidth Version" in text and not _is_nvbandwidth(text):
-        raise ConfigError(
-            f"{where} is the text of nvbandwidth; run `nvbandwidth -j`, give its JSON"
-        )
-    if '"out_of_place"' in text and '"bus_bw"' in text:
-        raise ConfigError(f"{where} is the JSON of nccl-tests; give the text that it prints")
+    return read_link_test(text, str(file))
 
 
 def text_of(path: Path) -> str:
@@ -249,9 +239,9 @@ def compare_command(
 ) -> None:
     """Say whether SWEEP is normal for a device, a fabric and a number of nodes.
 
-    SWEEP is a links.json, the text of nccl-tests or of p2pBandwidthLatencyTest, or the JSON of
-    `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and published
-    sweeps, with an interval.
+    SWEEP is a links.json, or output of nccl-tests, p2pBandwidthLatencyTest, nvbandwidth (text or
+    JSON) or osu_xccl_allreduce; - reads standard input. Expected times come from data sheets and
+    published sweeps, with an interval.
     """
     device = DeviceSheet.named(hardware)
     described = Fabric.load(fabric) if fabric else None
@@ -308,51 +298,85 @@ def _content(
     path: Path, operation: str | None, nodes: int | None, devices_per_node: int | None
 ) -> _Content:
     text = text_of(path)
-    refuse_other_forms(text, str(path))
-    if is_nccl_tests(text):
-        test = parse_nccl_tests(text, str(path), operation)
-        count = nodes or len(test.hosts)
-        if not count:
-            raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
-        if test.hosts and count != len(test.hosts):
-            raise ConfigError(
-                f"{path}: its ranks are on {counted(len(test.hosts), 'node')} "
-                f"({', '.join(test.hosts[:3])}), not on {count}; leave --nodes out"
-            )
-        devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
-        if test.ranks and test.ranks != count * devices:
-            raise ConfigError(
-                f"{path}: {test.ranks} ranks are not {count} nodes of {devices} devices; give "
-                "--nodes and --devices-per-node as they were"
-            )
-        if count * devices < 2:
-            raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
-        test.check_ranks(count * devices, str(path))
-        swept = Measured(
-            test.operation,
-            count,
-            devices,
-            [point.payload_bytes for point in test.points],
-            [point.time_s for point in test.points],
-            "nccl-tests",
-        )
-        return _Content([swept], names=test.devices, remarks=test.remarks)
-    of_pairs = parse_p2p if is_p2p(text) else parse_nvbandwidth if _is_nvbandwidth(text) else None
-    if of_pairs is not None:
-        parsed = of_pairs(text, str(path))
-        matrices = [PairMatrix.from_dict(pair) for pair in parsed["pairs"]]
-        devices = len(parsed["devices"])
+    is_links = format_of(text) is None and str(path) != "-" and text.lstrip().startswith("{")
+    reading = read_links(path) if is_links else read_link_test(text, str(path), operation)
+    if isinstance(reading, NcclTest):
+        return _of_nccl_tests(reading, path, nodes, devices_per_node)
+    if isinstance(reading, dict):
+        matrices = [PairMatrix.from_dict(pair) for pair in reading["pairs"]]
+        devices = len(reading["devices"])
         _check_one_node(path, devices, nodes, devices_per_node)
-        names = tuple(dict.fromkeys(parsed["devices"]))
-        return _Content((), list(_rates(matrices)), devices, names, parsed.get("remarks", ()))
-    if str(path) == "-" or not text.lstrip().startswith("{"):
-        raise ConfigError(f"{path}: {_NO_TEST}")
-    links = read_links(path)
-    of_nodes = [len(pair.endpoints) for pair in links.pairs if pair.scope == "node"]
+        names = tuple(dict.fromkeys(reading["devices"]))
+        return _Content((), list(_rates(matrices)), devices, names, reading.get("remarks", ()))
+    if isinstance(reading, MessageTests):
+        return _of_messages(reading, path, nodes, devices_per_node)
+    of_nodes = [len(pair.endpoints) for pair in reading.pairs if pair.scope == "node"]
     return _Content(
-        list(_sweeps_of(links, nodes, devices_per_node)),
-        list(_rates(links.pairs)),
+        list(_sweeps_of(reading, nodes, devices_per_node)),
+        list(_rates(reading.pairs)),
         max(of_nodes, default=_DEVICES_PER_NODE),
+    )
+
+
+def _of_nccl_tests(
+    test: NcclTest, path: Path, nodes: int | None, devices_per_node: int | None
+) -> _Content:
+    count = nodes or len(test.hosts)
+    if not count:
+        raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
+    if test.hosts and count != len(test.hosts):
+        raise ConfigError(
+            f"{path}: its ranks are on {counted(len(test.hosts), 'node')} "
+            f"({', '.join(test.hosts[:3])}), not on {count}; leave --nodes out"
+        )
+    devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
+    if test.ranks and test.ranks != count * devices:
+        raise ConfigError(
+            f"{path}: {test.ranks} ranks are not {count} nodes of {devices} devices; give "
+            "--nodes and --devices-per-node as they were"
+        )
+    if count * devices < 2:
+        raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
+    test.check_ranks(count * devices, str(path))
+    swept = Measured(
+        test.operation,
+        count,
+        devices,
+        [point.payload_bytes for point in test.points],
+        [point.time_s for point in test.points],
+        "nccl-tests",
+    )
+    return _Content([swept], names=test.devices, remarks=test.remarks)
+
+
+def _of_messages(
+    reading: MessageTests, path: Path, nodes: int | None, devices_per_node: int | None
+) -> _Content:
+    """The collectives of NCCL in tests of messages."""
+    tests = [test for test in reading.tests if test.library == "nccl" and test.operation != "p2p"]
+    if not tests:
+        raise ConfigError(
+            f"{path} has {reading.tests[0].title}, and expected times are those of NCCL's "
+            "collectives; give nccl-tests' output, or that of osu_xccl_allreduce (`ddlbench links "
+            "read` reads this file)"
+        )
+    if nodes is None:
+        raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
+    devices = devices_per_node or _DEVICES_PER_NODE
+    if nodes * devices < 2:
+        raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
+    return _Content(
+        [
+            _measured(
+                test.operation,
+                nodes,
+                devices,
+                [(time.message_bytes, time.time_s) for time in test.times],
+                test.title,
+            )
+            for test in tests
+        ],
+        remarks=reading.remarks,
     )
 
 
@@ -369,16 +393,20 @@ def _sweeps_of(links: Links, nodes: int | None, devices: int | None) -> Iterator
     for swept in links.sweeps:
         fits = nodes in (None, swept.nodes) and devices in (None, swept.devices_per_node)
         if swept.transport == "nccl" and swept.operation in OPERATIONS and swept.points and fits:
-            factor = swept.ranks if swept.operation in _GIVEN_RANKS else 1
-            points = [point for point in swept.points if point.message_bytes > 0]
-            yield Measured(
-                swept.operation,
-                swept.nodes,
-                swept.devices_per_node,
-                [factor * point.message_bytes for point in points],
-                [point.time_s for point in points],
-                swept.transport,
+            points = [(point.message_bytes, point.time_s) for point in swept.points]
+            yield _measured(
+                swept.operation, swept.nodes, swept.devices_per_node, points, swept.transport
             )
+
+
+def _measured(
+    operation: str, nodes: int, devices: int, points: Iterable[tuple[int, float]], name: str
+) -> Measured:
+    """A sweep without empty messages; its sizes are what one rank gives, as in links.json."""
+    factor = nodes * devices if operation in _GIVEN_RANKS else 1
+    sent = [(factor * size, time_s) for size, time_s in points if size > 0]
+    sizes, times_s = [size for size, _ in sent], [time_s for _, time_s in sent]
+    return Measured(operation, nodes, devices, sizes, times_s, name)
 
 
 def _rates(matrices: Sequence[PairMatrix]) -> Iterator[tuple[str, float]]:

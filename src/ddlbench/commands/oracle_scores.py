@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import click
 
-from ddlbench.commands.links import refuse_other_forms, text_of
+from ddlbench.commands.links import text_of
 from ddlbench.commands.options import JSON
 from ddlbench.commands.oracle_display import accuracy_lines
 from ddlbench.common.document import csv_text, write_text
@@ -21,7 +21,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import MS, counted, duration_text, few
 from ddlbench.common.screen import examples, paragraph, show, table
 from ddlbench.common.statistics import grouped
-from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
+from ddlbench.interconnect.link_tests import format_of
+from ddlbench.interconnect.nccl_tests import NcclTest
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.roofline_score import (
     RUN_COLUMNS,
@@ -397,7 +398,7 @@ _POINT_COLUMNS = (
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Table to write.")
 def read_command(files: Sequence[Path], output: Path) -> None:
-    """Read logs of MLPerf, torchtitan or Megatron, or the text of nccl-tests, into one CSV table.
+    """Read logs of MLPerf, torchtitan or Megatron, or output of nccl-tests, into one CSV table.
 
     The format is recognised by content. Steps are medians after warm-up. A system description of
     MLPerf (systems/NAME.json) fills in the accelerators of its logs. Points of nccl-tests are a
@@ -408,13 +409,12 @@ def read_command(files: Sequence[Path], output: Path) -> None:
     systems: dict[str, Mapping[str, object]] = {}
     for file in files:
         text = _text(file)
-        refuse_other_forms(text, str(file))
         if (system := _system(text)) is not None:
             systems[file.stem] = system
-        elif is_nccl_tests(text):
-            tests.append((file, parse_nccl_tests(text, str(file))))
+        elif (log := _log_of(text)) is not None:
+            runs.append(_READERS[log][1](text, str(file)))
         else:
-            runs.append(_run(text, file))
+            tests.append((file, _nccl_test(text, file)))
     if runs and tests:
         raise ConfigError(
             f"{tests[0][0]} has points of nccl-tests, {runs[0].source} a training; read them into "
@@ -456,14 +456,26 @@ def _system(text: str) -> Mapping[str, object] | None:
     return value if mlperf.is_system(value) else None
 
 
-def _run(text: str, file: Path) -> LoggedRun:
+def _log_of(text: str) -> str | None:
+    """The log that has most of its lines in a text; None if no log has one."""
     counts = {name: lines_of(text) for name, (lines_of, _) in _READERS.items()}
     best = max(counts, key=lambda name: counts[name])
-    if not counts[best]:
+    return best if counts[best] else None
+
+
+def _nccl_test(text: str, file: Path) -> NcclTest:
+    form = format_of(text)
+    if form is None:
         raise ConfigError(
             f"{file}: no line of a known log in it; known are {', '.join(_READERS)} and nccl-tests"
         )
-    return _READERS[best][1](text, str(file))
+    reading = form.read(text, str(file), None)
+    if not isinstance(reading, NcclTest):
+        raise ConfigError(
+            f"{file} is of a link test whose output names no ranks of a collective; give that of "
+            "nccl-tests (`ddlbench links read` reads this one)"
+        )
+    return reading
 
 
 def _tells_something(run: LoggedRun) -> bool:

@@ -7,5 +7,6 @@
     sweep.py         collectives and ping-pong of the ranks       +-> measure.py -> links.json
     rank_pairs.py    pairs of all ranks                          -+
 
-The tools run on the nodes and need torch; the code that reads their output does not.
+The tools run on the nodes and need torch; the code that reads their output does not. Neither does
+``link_tests.py``, which lists the readers of other programs' output.
 """

@@ -15,8 +15,9 @@ send-receive have the same ratios, but ``N/A`` for what is wrong in place; so do
 reduce, but a ``root`` from 0 on. A size is the whole buffer. ``redop`` and ``root`` are missing in
 old versions. Lines may begin with a rank, a host or the time. Several runs in one text are repeats
 if they have as many ranks and the same operation.
-All rows of a text have as many columns as its heading: one with fewer was cut off. Size, time and
-rate of a row fit together: if they do not, other text has torn the row.
+All rows of a text have as many columns as its heading, or half of them after a wide gap where only
+in-place times were measured: one with fewer was cut off. Size, time and rate of a row fit together:
+if they do not, other text has torn the row.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ddlbench.common.statistics import medians
 _NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|(?i:n/a|nan|inf))"
 _HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
 _ROW = re.compile(
-    rf"{_HEAD}((?:{_NUMBER}){{10}}|(?:{_NUMBER}){{8}}|(?:{_NUMBER}){{5}}|(?:{_NUMBER}){{4}})"
+    rf"{_HEAD}({'|'.join(f'(?:{_NUMBER}){{{count}}}' for count in (16, 10, 8, 5, 4))})"
     r"(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
 )
 _BROKEN_ROW = re.compile(r"^\s*\d{2,18}\s+\d{1,18}\s+[a-z][a-z0-9_]+\s+[a-z]+\s+-?\d+")
@@ -52,14 +53,20 @@ _DEVICE = re.compile(r"\bdevice\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _BEGIN = re.compile(r"\bnThread\s+\d+\s+nGpus\s+\d+")
 _PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast)_perf")
 _OTHERS = re.compile(r"\b(alltoall|sendrecv|gather|scatter|reduce|hypercube)_perf")
+_CPU_TIME = re.compile(r"\bcount\s.*\bcputime\b")
 _FAILURE = re.compile(r"Test (?:NCCL )?failure|NCCL WARN|Test CUDA failure")
 _END = re.compile(r"Avg bus bandwidth")
 _LONGEST_S = 1e9
 _COLUMNS, _BOTH = 4, 8
-"""Columns of a time, and of two. The newest version may add one to each for differing bits."""
+"""Columns of a time, and of two. The newest version may add one to each for differing bits, or
+four for single iterations."""
 _LEAST_EXPONENT, _MOST_WRONG = 1e5, 1e18
 _RATIO_ERROR = 0.03  # of rates with two digits after the point
 _RATE_ERROR, _LEAST_RATE_ERROR = 0.03, 0.006  # of a row: times may have two digits, 2.5e+06
+
+
+class NoWholeRowError(ConfigError):
+    """All rows of a test are cut off, torn, or without a time."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         why = next((line.strip() for line in lines if _FAILURE.search(line)), "")
         at = next((n for n, line in enumerate(lines, 1) if _BROKEN_ROW.search(line)), None)
         if at and not why:
-            raise ConfigError(
+            raise NoWholeRowError(
                 f"{where} line {at}: no row of nccl-tests is whole from here on: cut off, torn by "
                 "other text, or without a time; give lines as all_reduce_perf prints them, with "
                 "points in numbers"
@@ -152,6 +159,8 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
             f"{where}: no row of nccl-tests in it{f' ({why[:120]})' if why else ''}; capture all "
             "that all_reduce_perf prints"
         )
+    if any(_CPU_TIME.search(line) for line in lines):
+        raise ConfigError(f"{where}: its times are those of the CPU; run the test without -C 1")
     placed = [match for line in lines if (match := _RANK.search(line))]
     numbers = Counter(int(match[1]) for match in placed)
     hosts = tuple(dict.fromkeys(match[3] for match in placed))
@@ -192,8 +201,14 @@ def _rows(lines: Sequence[str]) -> tuple[list[_Row], int]:
     counts = Counter(_columns(match) for match, _ in matched_rows)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
     columns = max([*headings, usual])  # headings may be torn, too
+    in_place_only = 2 * usual == columns  # a choice of the whole run, not of a row
     whole = _with_fitting_rates(
-        [row for match, row in matched_rows if row is not None and _is_whole(match, columns)]
+        [
+            row
+            for match, row in matched_rows
+            if row is not None
+            and (_columns(match) == columns or (in_place_only and _WIDE_GAP.search(match[0])))
+        ]
     )
     empty = sum(int(match[1]) == 0 for match, _ in matched_rows)
     torn = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
@@ -212,12 +227,6 @@ def _with_fitting_rates(rows: Sequence[_Row]) -> list[_Row]:
         if not math.isfinite(row.rate)
         or abs(row.rate - part * row.expected_rate) <= _LEAST_RATE_ERROR + _RATE_ERROR * row.rate
     ]
-
-
-def _is_whole(match: re.Match[str], columns: int) -> bool:
-    """Whether a row has all columns, or those of in-place times only, behind a wide gap."""
-    count = _columns(match)
-    return count == columns or (2 * count == columns and _WIDE_GAP.search(match[0]) is not None)
 
 
 def _columns(match: re.Match[str]) -> int:
@@ -285,12 +294,12 @@ def _row(line: str) -> _Row | None:
 def _read(match: re.Match[str]) -> _Row | None:
     size, redop, words = int(match[1]), match[4], match[6].split()
     width = len(words) if len(words) < _BOTH else len(words) // 2
-    # In-place values stand for out-of-place ones that were not measured.
+    # Of a run in place alone, the in-place times are all there are.
     both = [words[place : place + _COLUMNS] for place in range(0, len(words), width)]
-    timed = [times for columns in both if (times := _times(columns)) is not None]
-    if not timed or size == 0:
+    first, timed = _times(both[0]), [times for each in both if (times := _times(each)) is not None]
+    if first is None or size == 0:
         return None
-    time_s, rate, ratio, _ = timed[0]
+    time_s, rate, ratio, _ = first
     wrong = sum(times[3] for times in timed)
     unchecked = len(both) == 2 and both[1][-1] == "N/A" != both[0][-1]
     reduces = None if redop is None else redop != "none"

@@ -8,17 +8,19 @@ Facts from its source (v0.8, json_output.cpp and testcases_*.cpp) that its READM
 * the arrows in descriptions point from the copying GPU: a write moves data from row to column, a
   read from column to row, whatever the arrow. Matrices of reads are transposed here;
 * a bidirectional test appends three matrices (one direction, the other, both) under one key;
-* earlier versions do not list the GPUs, so that these have no names.
+* earlier versions do not list the GPUs, so that these have no names;
+* ``sum`` is that of the last matrix, from unrounded values.
 
 Its latency is that of one dependent read of a peer's memory, not of a copy.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ddlbench.common.captured_text import json_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nvidia_programs import plain_lines, printed_number
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
@@ -41,6 +43,9 @@ _KEYS = (
 _KNOWN = re.compile(rf'(?<![{{\[,\s])[{{\[,\s]*"(?:{_KEYS})"\s*:')
 _BEGINNING = re.compile(r'\{\s*"nvbandwidth"\s*:')
 _LONGEST_MESSAGE = 150
+_ROUNDED, _DIGITS_ERROR = 1e-5, 0.01
+"""Values have six digits in JSON, and two after the point in the text."""
+_COMMAND = "nvbandwidth -j"
 
 
 class _Document(NamedTuple):
@@ -48,6 +53,11 @@ class _Document(NamedTuple):
 
     line: int
     content: dict[str, Any]
+
+
+def is_nvbandwidth_json(text: str) -> bool:
+    """Whether a text has nvbandwidth's key, perhaps after other lines."""
+    return '"nvbandwidth"' in text
 
 
 def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
@@ -66,7 +76,11 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
         ConfigError: the text is not nvbandwidth's JSON, reports an error, is of several runs or
             tasks, or lacks a passed test.
     """
-    results = _results(text, where)
+    return pairs_of(_results(text, where), where)
+
+
+def pairs_of(results: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Devices and pairs of the content of one run, as :func:`parse_nvbandwidth`."""
     devices = _device_names(results, where)
     if devices is not None and len(devices) < 2:
         return {"devices": devices, "pairs": []}
@@ -126,7 +140,7 @@ def _documents(lines: list[str], where: str) -> list[_Document]:
     documents: list[_Document] = []
     position = 0
     while match := _BEGINNING.search(text, position):
-        value, position = _decoded_at(match.start(), text, where)
+        value, position = json_at(match.start(), text, where, _COMMAND)
         content = value["nvbandwidth"]
         if not isinstance(content, dict):
             raise ConfigError(
@@ -136,33 +150,12 @@ def _documents(lines: list[str], where: str) -> list[_Document]:
     if documents:
         return documents
     if (start := text.find("{")) >= 0:
-        _decoded_at(start, text, where)
+        json_at(start, text, where, _COMMAND)
         raise ConfigError(f"{where}: JSON, but not nvbandwidth's; {_how()}")
     raise ConfigError(f"{where}: no JSON in it; {_how()}")
 
 
-def _decoded_at(start: int, text: str, where: str) -> tuple[Any, int]:
-    """The value that begins there, and where it ends."""
-    try:
-        return json.JSONDecoder().raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        line = text.count("\n", 0, error.pos) + 1
-        is_cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated")
-        foreign = shown(text.split("\n")[line - 1])
-        remedy = "" if is_cut else f"remove {foreign} if nvbandwidth did not print it, or "
-        raise ConfigError(
-            f"{where} line {line}: not complete JSON ({error.msg}); {remedy}run nvbandwidth -j "
-            "again"
-        ) from None
-    except (ValueError, RecursionError):
-        line = text.count("\n", 0, start) + 1
-        raise ConfigError(
-            f"{where} line {line}: JSON with endless numbers or lists, which nvbandwidth does not "
-            f"write; {_how()}"
-        ) from None
-
-
-def _tests(results: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+def _tests(results: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Our test cases by name, all of which have passed."""
     cases = results.get("testcases")
     if not isinstance(cases, list):
@@ -189,7 +182,7 @@ def _tests(results: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
     return tests
 
 
-def _device_names(results: dict[str, Any], where: str) -> list[str] | None:
+def _device_names(results: Mapping[str, Any], where: str) -> list[str] | None:
     """The names of the GPUs; None if the version does not list them."""
     if "GPU Device list" not in results:
         return None
@@ -215,7 +208,21 @@ def _matrix(test: dict[str, Any], size: int, where: str) -> Matrix:
     matrix = [[_value(word, place) for word in row] for row in rows[-size:]]
     if all(i == j or not value for i, row in enumerate(matrix) for j, value in enumerate(row)):
         raise ConfigError(f"{place}: none of its pairs was measured; run nvbandwidth again")
+    _check_sum(matrix, test.get("sum"), place)
     return scaled(matrix, *_UNITS[unit[1]])
+
+
+def _check_sum(matrix: Matrix, total: Any, place: str) -> None:
+    """Refuse a matrix with other values than those that were added up."""
+    if not isinstance(total, int | float) or isinstance(total, bool) or finite(total) is None:
+        return
+    added = sum(value or 0.0 for row in matrix for value in row)
+    rounding = _ROUNDED * added + _DIGITS_ERROR * len(matrix) ** 2
+    if abs(added - total) > rounding:
+        raise ConfigError(
+            f"{place}: its values add up to {added:g}, and its sum is {total:g}, so that one of "
+            "them was changed; run nvbandwidth again"
+        )
 
 
 def _rows(test: dict[str, Any], where: str) -> list[list[Any]]:

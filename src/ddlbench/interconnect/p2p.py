@@ -32,8 +32,9 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -76,6 +77,8 @@ _HEADER = re.compile(r"(D\s?[\\/]+\s?D|GPU:?|CPU:?|(?=[,;|]))((?:[\s,;|]+\d{1,4}
 _CORNER_ALONE = re.compile(r"(GPU|CPU):")
 _INDEX = re.compile(r"\d{1,4}", re.ASCII)
 _SEPARATORS = re.compile(r"[\s,;|]+")
+_VARIES = 1.25
+"""Runs differ by 5 to 10 %, and a pair is slow from a fifth on (pair_matrix.py)."""
 # A GPU whose name the output does not give.
 _NO_NAME = "GPU"
 
@@ -341,8 +344,35 @@ def _assemble(reader: _Reader) -> dict[str, Any]:
         "devices": names,
         "connectivity": connectivity.first if connectivity else None,
         "pairs": pairs,
-        "remarks": reader.remarks,
+        "remarks": [*reader.remarks, *_contradictions(reader.blocks)],
     }
+
+
+def _contradictions(blocks: Mapping[_Key, _Block]) -> Iterator[str]:
+    """Remarks on pairs that carry other rates alone than in both directions at once.
+
+    Both at once carry at most what both carry alone, and at least what the better one does.
+    """
+    for is_enabled in (False, True):
+        alone, both = (
+            [
+                block.first
+                for key, block in blocks.items()
+                if key[:3] == ("bandwidth", way, is_enabled)
+            ]
+            for way in ("unidirectional", "bidirectional")
+        )
+        odd = []
+        for i, j in combinations(range(len(both[0])), 2):
+            ways = [(rates[i][j] or 0.0, rates[j][i] or 0.0) for rates in alone]
+            most, least = max(map(sum, ways)), max(map(max, ways))
+            for total in (both[0][i][j], both[0][j][i]):
+                if total and not least / _VARIES <= total <= most * _VARIES:
+                    odd.append(f"{i} and {j} carry {least:g} GB/s one way, {total:g} in both")
+        if odd:
+            more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+            name = "Enabled" if is_enabled else "Disabled"
+            yield f"P2P={name}: {odd[0]}{more}: a value may have changed; run the test again"
 
 
 def _is_before_cuda_10(reader: _Reader) -> bool:

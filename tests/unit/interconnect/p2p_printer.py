@@ -10,7 +10,7 @@ BASES = {
     ("Unidirectional", "Disabled", ""): 100.0,
     ("Unidirectional", "Enabled", "Writes"): 200.0,
     ("Unidirectional", "Enabled", "Reads"): 300.0,
-    ("Bidirectional", "Disabled", ""): 400.0,
+    ("Bidirectional", "Disabled", ""): 180.0,
     ("Bidirectional", "Enabled", ""): 500.0,
     ("Latency", "Disabled", ""): 20.0,
     ("Latency", "Enabled", "Writes"): 2.0,

@@ -1,17 +1,26 @@
 """Outputs of link tests with any damage: values that links.json takes, or one sentence."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from p2p_printer import printed
+from test_interconnect_nccl_tests_json import document as nccl
 from test_interconnect_nvbandwidth import GOOD, document
+from test_interconnect_nvbandwidth_text import TEXT as NVBANDWIDTH_TEXT
+from test_interconnect_osu import BOTH, LATENCY
+from test_interconnect_rdma_and_tcp import GBITS, WRITE, tcp
+from test_interconnect_rdma_and_tcp import LATENCY as RDMA_LATENCY
 
 from ddlbench.common.captured_text import decoded
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix
+from ddlbench.interconnect.link_tests import read_link_test
+from ddlbench.interconnect.message_tests import MessageTests
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
+from ddlbench.interconnect.nvbandwidth_text import parse_nvbandwidth_text
 from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 
@@ -74,9 +83,13 @@ def test_lines_of_p2p_that_are_lost_moved_or_added(data):
 
 @given(st.data())
 @settings(derandomize=True)
-@pytest.mark.parametrize("parse", [parse_p2p, parse_nvbandwidth])
+@pytest.mark.parametrize("parse", [parse_p2p, parse_nvbandwidth, parse_nvbandwidth_text])
 def test_bytes_that_are_lost_or_changed(parse, data):
-    text = TEXTS[0] if parse is parse_p2p else json.dumps(document(*GOOD), indent=1)
+    text = {
+        parse_p2p: TEXTS[0],
+        parse_nvbandwidth: json.dumps(document(*GOOD), indent=1),
+        parse_nvbandwidth_text: NVBANDWIDTH_TEXT,
+    }[parse]
     content = bytearray(text, data.draw(st.sampled_from(["utf-8", "utf-16", "utf-16-le"])))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content) - 1))
@@ -105,3 +118,25 @@ def test_values_of_nvbandwidth_that_are_others(data):
                 del inner[place]
             break
     assert_values_or_one_sentence(parse_nvbandwidth, json.dumps(value))
+
+
+MESSAGES = [LATENCY + BOTH, WRITE + GBITS, RDMA_LATENCY, json.dumps(tcp()), json.dumps(nccl())]
+
+
+@given(st.data())
+@settings(derandomize=True)
+@pytest.mark.parametrize("text", MESSAGES, ids=["osu", "perftest", "latency", "iperf3", "nccl"])
+def test_outputs_that_are_values_or_one_sentence(text, data):
+    content = bytearray(text, "utf-8")
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place : place + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=3))
+    try:
+        reading = read_link_test(decoded(bytes(content)), "out")
+    except ConfigError as error:
+        assert str(error).startswith("out")
+        assert "\n" not in str(error)
+        assert len(str(error)) < 400
+        return
+    values = reading.to_dict() if isinstance(reading, MessageTests) else asdict(reading)
+    json.dumps(values, allow_nan=False)
