@@ -60,7 +60,8 @@ class NodeLink(Form):
     bytes_per_s: Positive
     """Of one device over all its links together, one way."""
     all_to_all: bool = False
-    """Every two devices of a node are connected, through a switch or directly."""
+    """Every two devices of a node are connected, through a switch or directly. NVLink without it is
+    the cube mesh of eight devices."""
     sharp: bool = False
     """The switch sums (NVLink SHARP)."""
 
