@@ -291,8 +291,8 @@ def test_halves_that_were_timed_count() -> None:
     work = workload(blocks=[make.block(index, 0, **timed) for index in range(4)])
     pipeline = plan("pipe-zb", "1x2", 32, "1+1+1+1", chunks=4)
     times = stage_times(work, pipeline, 8, 32, as_profiled(work))
-    assert times.input_s == pytest.approx((0, 0.012, 0.012, 0.012))
-    assert times.weight_s == pytest.approx((0.016, 0.0056, 0.0056, 0.0056))
+    assert times.passes_s["backward_input"] == pytest.approx((0, 0.012, 0.012, 0.012))
+    assert times.passes_s["backward_weight"] == pytest.approx((0.016, 0.0056, 0.0056, 0.0056))
     assert not any("halves" in limit for limit in prediction_of(pipeline, work=work).limits)
 
 
@@ -301,8 +301,8 @@ def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
     pipeline = plan(strategy, "1x2", 32, "1+1+1+1", chunks=4)
     work = workload()
     times = stage_times(work, pipeline, 8, 32, as_profiled(work))
-    assert times.input_s == pytest.approx((0, 0.008, 0.008, 0.008))
-    assert times.weight_s == pytest.approx((0.016, 0.008, 0.008, 0.008))
+    assert times.passes_s["backward_input"] == pytest.approx((0, 0.008, 0.008, 0.008))
+    assert times.passes_s["backward_weight"] == pytest.approx((0.016, 0.008, 0.008, 0.008))
     actual = prediction_of(pipeline)
     assert actual.compute_s == pytest.approx(4 * 2 * 0.024)
     interleaved = prediction_of(plan("pipe-interleaved", "1x2", 32, "1+1+1+1", chunks=4))

@@ -91,34 +91,22 @@ from ddlbench.predict.predictors.pipeline_links import PipelineLinks
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of one pass, of the update and of loading; one number per stage.
+    """Seconds of passes, of the update and of loading.
 
     Args:
-        forward_s, backward_s: of one micro- or mini-batch.
-        input_s, weight_s: the two halves of the backward pass, for schedules that split it.
-        update_s: optimiser.
+        passes_s: of one micro- or mini-batch, one number per stage, by kind of pass; with the two
+            halves of the backward pass, for schedules that split it, and the optimiser's update.
         load_s: a replica's share of a mini-batch, from the dataset to the first stage.
         notes: what was extrapolated.
     """
 
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    input_s: tuple[float, ...]
-    weight_s: tuple[float, ...]
-    update_s: tuple[float, ...]
+    passes_s: Mapping[str, Sequence[float]]
     load_s: float
     notes: tuple[str, ...]
 
     def of(self, kind: str, stage: int) -> float:
         """Seconds of a pass or update of a stage; 0 of a message or all-reduce."""
-        tables = {
-            "forward": self.forward_s,
-            "backward": self.backward_s,
-            "backward_input": self.input_s,
-            "backward_weight": self.weight_s,
-            "update": self.update_s,
-        }
-        return tables[kind][stage] if kind in tables else 0.0
+        return self.passes_s[kind][stage] if kind in self.passes_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -147,22 +135,23 @@ def stage_times(
     forward = _of_stages(map(mul, factors.forward, ahead_s), stages)
     backward = _of_stages(map(mul, factors.backward, back_s), stages)
     halves = [
-        [(block.input_share * s, block.weight_share * s) for block, s in zip(*of, strict=True)]
-        for of in zip(stages, backward, strict=True)
+        (
+            sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True)),
+            sum(block.weight_share * s for block, s in zip(blocks, seconds, strict=True)),
+        )
+        for blocks, seconds in zip(stages, backward, strict=True)
     ]
+    # The first stage sends no gradient of its input: it computes all in the second half.
+    halves[0] = (0.0, sum(backward[0]))
+    input_s, weight_s = zip(*halves, strict=True)
     return StageTimes(
-        forward_s=tuple(map(sum, forward)),
-        backward_s=tuple(map(sum, backward)),
-        # The first stage sends no gradient of its input: it computes all in the second half.
-        input_s=(
-            0.0,
-            *(sum(half for half, _ in halves_of_stage) for halves_of_stage in halves[1:]),
-        ),
-        weight_s=(
-            sum(backward[0]),
-            *(sum(half for _, half in halves_of_stage) for halves_of_stage in halves[1:]),
-        ),
-        update_s=tuple(step.optimizer_s * size / whole for size in weights),
+        passes_s={
+            "forward": [*map(sum, forward)],
+            "backward": [*map(sum, backward)],
+            "backward_input": input_s,
+            "backward_weight": weight_s,
+            "update": [step.optimizer_s * size / whole for size in weights],
+        },
         load_s=step.load_s,
         notes=joined(workload.extrapolated(samples), step.remark),
     )
@@ -361,7 +350,9 @@ class TorchgpipeReplay(BuiltInPredictor):
         whole, micro = workload.step(batch_size), workload.step(samples)
         factors = as_whole_steps(workload, samples)
         times = stage_times(workload, plan, samples, batch_size, factors)
-        passes = StageDurations(forward_s=times.forward_s, backward_s=times.backward_s)
+        passes = StageDurations(
+            forward_s=times.passes_s["forward"], backward_s=times.passes_s["backward"]
+        )
         timeline = replay(planned.schedule, passes)
         devices = planned.schedule.world_size
         busy_s = sum(map(timeline.busy_s, range(devices))) / devices

@@ -36,36 +36,7 @@ def ring_all_reduce_s(hops: Sequence[Hop], message_bytes: float) -> float:
     return 2 * (workers - 1) * slowest
 
 
-class _ExposedRing(BuiltInPredictor):
-    """A share of a step, and one exposed all-reduce: the ring over links of ``kind``."""
-
-    kind: ClassVar[Kind] = "p2p"
-
-    def step_share(self, inputs: CellInputs) -> tuple[Step, int]:
-        """A step, and the number of workers that share it."""
-        raise NotImplementedError
-
-    def model(self, inputs: CellInputs) -> Prediction:
-        hops, remarks = inputs.links.ring(self.kind, inputs.plan)
-        sums = inputs.step
-        step, workers = self.step_share(inputs)
-        exposed_s = ring_all_reduce_s(hops, sums.last_bytes)
-        return Prediction(
-            self.name,
-            compute_s=step.step_s / workers,
-            communication_s=sum(ring_all_reduce_s(hops, size) for size in sums.fused),
-            exposed_communication_s=exposed_s,
-            limits=(
-                "only the last fusion buffer is exposed",
-                "no cycle time, negotiation, copies or waiting for the slowest worker",
-                "replicas do not slow each other down",
-            ),
-            notes=joined(step.remark, remarks),
-            interval_s=step.interval(1 / workers, exposed_s),
-        )
-
-
-class DdlbenchEq1(_ExposedRing):
+class DdlbenchEq1(BuiltInPredictor):
     """DDLBench Eq. 1: Horovod (Jansen et al. 2020).
 
     Linear speed-up, and one exposed ring all-reduce::
@@ -85,9 +56,26 @@ class DdlbenchEq1(_ExposedRing):
 
     name = "ddlbench-eq1"
     source = "DDLBench, Eq. 1"
+    kind: ClassVar[Kind] = "p2p"
 
-    def step_share(self, inputs: CellInputs) -> tuple[Step, int]:
-        return inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size), 1
+    def model(self, inputs: CellInputs) -> Prediction:
+        hops, remarks = inputs.links.ring(self.kind, inputs.plan)
+        sums = inputs.step
+        step = inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size)
+        exposed_s = ring_all_reduce_s(hops, sums.last_bytes)
+        return Prediction(
+            self.name,
+            compute_s=step.step_s,
+            communication_s=sum(ring_all_reduce_s(hops, size) for size in sums.fused),
+            exposed_communication_s=exposed_s,
+            limits=(
+                "only the last fusion buffer is exposed",
+                "no cycle time, negotiation, copies or waiting for the slowest worker",
+                "replicas do not slow each other down",
+            ),
+            notes=joined(step.remark, remarks),
+            interval_s=step.interval(1.0, exposed_s),
+        )
 
 
 class Thesis51P2p(DdlbenchEq1):
