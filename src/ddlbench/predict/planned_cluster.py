@@ -17,7 +17,7 @@ device's link, or of its part of the network cards.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
@@ -27,6 +27,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.links import Links
@@ -48,6 +49,7 @@ from ddlbench.predict.collective_times import (
     is_mesh,
     seconds,
 )
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import RESERVED_BYTES, DeviceSheet, Fabric, System
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import ALL_GATHER, CollectiveTimes, Hop, LinkTable
@@ -66,7 +68,7 @@ def library() -> Library:
 
 
 def links_interval() -> tuple[float, float]:
-    """BlockSource over expected seconds of 90 % of messages of gradients (1 to 64 MB)."""
+    """Measured over expected seconds of 90 % of messages of gradients (1 to 64 MB)."""
     held_out = library().intervals[MEDIUM]
     return held_out.low, held_out.high
 
@@ -325,13 +327,15 @@ class PlannedInputs(Inputs):
         return PlannedLinks(self._cluster.system)
 
     def _workload(self, key: ProfileKey) -> Workload:
-        if self._cluster.profile is None:
-            made = roofline_profile(self._cluster.device, key, self._batch_sizes)
+        device, folder = self._cluster.device, self._cluster.profile
+        if folder is None:
+            table = roofline_table(device, key, self._batch_sizes)
         else:
-            made = self._of_device(self._cluster.profile, key)
-        return Workload(made, f"profile of {key.network} on {self._cluster.hardware}")
+            table = self._of_device(folder, key)
+        profile = table_profile(device, key, table)
+        return Workload(profile, f"profile of {key.network} on {self._cluster.hardware}")
 
-    def _of_device(self, folder: Path, key: ProfileKey) -> dict[str, Any]:
+    def _of_device(self, folder: Path, key: ProfileKey) -> DeviceTable:
         precision = read_device(folder).precision
         if key.precision != precision:
             raise InvalidProfile(
@@ -343,7 +347,7 @@ class PlannedInputs(Inputs):
             raise InvalidProfile(
                 f"profile {folder.name} has no {key.network} on {key.dataset}; leave --profile out"
             )
-        return table_profile(self._cluster.device, key, read_table(path, key.dataset))
+        return read_table(path, key.dataset)
 
 
 def batch_ladder(batch_size: int, devices: Iterable[int]) -> set[int]:
@@ -357,10 +361,8 @@ def batch_ladder(batch_size: int, devices: Iterable[int]) -> set[int]:
     return sizes | set(sorted(halves - sizes)[:_MOST_SIZES])
 
 
-def roofline_profile(
-    device: DeviceSheet, key: ProfileKey, batch_sizes: Iterable[int]
-) -> dict[str, Any]:
-    """A profile as profile.json holds it, by the roofline.
+def roofline_table(device: DeviceSheet, key: ProfileKey, batch_sizes: Sequence[int]) -> DeviceTable:
+    """The times and bytes of a network's blocks, by the roofline.
 
     ``batch_sizes`` ascend.
 
@@ -368,45 +370,54 @@ def roofline_profile(
         ConfigError: the device has no such precision, or the network cannot be counted.
     """
     device.peak(key.precision)
-    constants = shipped()
-    blocks = layers_of(key.network, key.dataset)
-    layers = Layers.of(blocks)
-    sizes = list(batch_sizes)
-    passes = {size: passes_s(layers, device, key.precision, size, constants) for size in sizes}
+    counted = layers_of(key.network, key.dataset)
+    layers = Layers.of(counted)
+    passes = [passes_s(layers, device, key.precision, size, shipped()) for size in batch_sizes]
+    seconds: Array = np.transpose(passes)  # (blocks, both passes, sizes)
     shrunk = ITEM_BYTES[key.precision] / FLOAT32_BYTES  # of activations; weights stay float32
     entering = float(DATASETS[key.dataset].input_bytes)
-    entries = []
-    for place, block in enumerate(blocks):
-        output_bytes = block.output_bytes * shrunk
-        entries.append(
-            {
-                "block": place,
-                "name": block.name,
-                "parameter_bytes": sum(block.tensor_bytes),
-                "buffer_bytes": block.buffer_bytes,
-                "input_bytes_per_sample": entering,
-                "output_bytes_per_sample": output_bytes,
-                "saved_bytes_per_sample": block.saved_bytes * shrunk,
-                "forward": _times((size, passes[size][0][place]) for size in sizes),
-                "backward": _times((size, passes[size][1][place]) for size in sizes),
-            }
+    blocks = []
+    for block, of_block in zip(counted, seconds, strict=True):
+        forward, backward = (
+            Timing.through([*zip(batch_sizes, pass_s.tolist(), strict=True)], block.name)
+            for pass_s in of_block
         )
-        entering = output_bytes
-    tensors = [block.tensor_bytes for block in blocks]
-    backward_s = passes[sizes[-1]][1]
-    return _profile(device, key, entries, _ready(tensors, backward_s), sizes)
+        leaving = block.output_bytes * shrunk
+        saved = block.saved_bytes * shrunk
+        weights = sum(block.tensor_bytes)
+        blocks.append(
+            Block(
+                block.name, weights, block.buffer_bytes, entering, leaving, saved, forward, backward
+            )
+        )
+        entering = leaving
+    tensors = [{str(i): size for i, size in enumerate(block.tensor_bytes)} for block in counted]
+    return DeviceTable(tuple(batch_sizes), tuple(blocks), tuple(tensors))
 
 
 def table_profile(device: DeviceSheet, key: ProfileKey, table: DeviceTable) -> dict[str, Any]:
-    """The same of a device's table (:mod:`ddlbench.planning.device_table`)."""
-    sizes = list(table.batch_sizes)
-    entries = [_of_table(place, block, sizes) for place, block in enumerate(table.blocks)]
-    tensors = [tuple(tensors_of_block.values()) for tensors_of_block in table.parameters]
-    backward_s = [block.backward.at(sizes[-1]) for block in table.blocks]
-    return _profile(device, key, entries, _ready(tensors, backward_s), sizes)
+    """A profile as profile.json holds it, from the table of a device.
+
+    The host's part of a step is the update by the roofline.
+    """
+    blocks = [_entry(place, block, table.batch_sizes) for place, block in enumerate(table.blocks)]
+    optimizer_s = update_s(device, table.parameter_bytes, shipped())
+    sizes = enumerate(table.batch_sizes)
+    return {
+        "network": key.network,
+        "dataset": key.dataset,
+        "device_kind": "cuda",
+        "fixed_memory_bytes": RESERVED_BYTES,
+        "device_memory_bytes": round(device.memory_bytes),
+        "blocks": blocks,
+        "layers": [],
+        "tensors": _ready(table),
+        "node_slowdown": [],
+        "steps": [_step(blocks, place, size, optimizer_s) for place, size in sizes],
+    }
 
 
-def _of_table(place: int, block: Block, sizes: list[int]) -> dict[str, Any]:
+def _entry(place: int, block: Block, sizes: Iterable[int]) -> dict[str, Any]:
     return {
         "block": place,
         "name": block.name,
@@ -424,43 +435,20 @@ def _times(points: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
     return [{"batch_size": size, "time_s": float(s), "interval_s": None} for size, s in points]
 
 
-def _ready(tensors: list[tuple[int, ...]], backward_s: Iterable[float]) -> list[dict[str, Any]]:
+def _ready(table: DeviceTable) -> list[dict[str, Any]]:
     """Weights in the order of a backward pass, each ready when its block is done."""
-    done = list(accumulate(reversed(list(backward_s))))
-    whole = done[-1] or 1.0
+    backward_s = [block.backward.at(table.batch_sizes[-1]) for block in table.blocks]
+    done = [*accumulate(reversed(backward_s))]
     return [
         {
-            "name": f"{place}.{index}",
+            "name": f"{place}.{name}",
             "block": place,
             "bytes": size,
-            "ready_fraction": min(1.0, done[len(tensors) - 1 - place] / whole),
+            "ready_fraction": min(1.0, done_s / (done[-1] or 1.0)),
         }
-        for place in reversed(range(len(tensors)))
-        for index, size in reversed(list(enumerate(tensors[place])))
+        for place, done_s in zip(reversed(range(len(done))), done, strict=True)
+        for name, size in reversed([*table.parameters[place].items()])
     ]
-
-
-def _profile(
-    device: DeviceSheet,
-    key: ProfileKey,
-    blocks: list[dict[str, Any]],
-    tensors: list[dict[str, Any]],
-    sizes: list[int],
-) -> dict[str, Any]:
-    weights = sum(block["parameter_bytes"] for block in blocks)
-    optimizer_s = update_s(device, weights, shipped())
-    return {
-        "network": key.network,
-        "dataset": key.dataset,
-        "device_kind": "cuda",
-        "fixed_memory_bytes": RESERVED_BYTES,
-        "device_memory_bytes": round(device.memory_bytes),
-        "blocks": blocks,
-        "layers": [],
-        "tensors": tensors,
-        "node_slowdown": [],
-        "steps": [_step(blocks, place, size, optimizer_s) for place, size in enumerate(sizes)],
-    }
 
 
 def _step(

@@ -18,7 +18,8 @@ from ddlbench.predict.planned_cluster import (
     PlannedLinks,
     batch_ladder,
     library,
-    roofline_profile,
+    roofline_table,
+    table_profile,
 )
 from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import recommend
@@ -58,9 +59,12 @@ def cluster():
     return PlannedCluster.named("h100-sxm", "infiniband-400", [(1, 8), (8, 8)])
 
 
+def _by_roofline(key, batch_sizes):
+    return Workload(table_profile(H100, key, roofline_table(H100, key, batch_sizes)))
+
+
 def test_the_profile_has_the_blocks_of_the_network():
-    profile = roofline_profile(H100, ProfileKey("imagenet", "resnet50"), [16, 64])
-    workload = Workload(profile)
+    workload = _by_roofline(ProfileKey("imagenet", "resnet50"), [16, 64])
     costs = block_costs("resnet50", "imagenet")
     assert [block.name for block in workload.blocks] == [cost.name for cost in costs]
     assert workload.parameter_bytes == sum(cost.parameter_bytes for cost in costs)
@@ -73,8 +77,8 @@ def test_the_profile_has_the_blocks_of_the_network():
 
 def test_half_precision_halves_activations_not_weights():
     key = ProfileKey("imagenet", "vgg16", "bf16")
-    half = Workload(roofline_profile(H100, key, [8]))
-    whole = Workload(roofline_profile(H100, ProfileKey("imagenet", "vgg16"), [8]))
+    half = _by_roofline(key, [8])
+    whole = _by_roofline(ProfileKey("imagenet", "vgg16"), [8])
     assert half.parameter_bytes == whole.parameter_bytes
     saved = [sum(block.saved_bytes for block in workload.blocks) for workload in (half, whole)]
     assert saved[0] == saved[1] / 2
