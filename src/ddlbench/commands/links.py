@@ -435,7 +435,7 @@ def _values(answers: Sequence[_Answer], hardware: str, fabric: str | None) -> di
             "operation": measured.operation,
             "nodes": system.nodes,
             "devices_per_node": system.devices_per_node,
-            "points": [point.to_dict() for point in judged],
+            "points": [vars(point) for point in judged],
             "sentence": sentence(judged, system, fabric or ""),
         }
         for measured, system, judged in answers

@@ -216,14 +216,14 @@ def scalings(
     )
     smallest = _smallest_systems(pd.concat([usable, _usable(shipped)], ignore_index=True))
     pairs = []
-    for row in _records(usable):
+    for row in usable.to_dict("records"):
         base = smallest.get(_family(row))
         reason = _why_not(row, base)
         if reason or base is None:
             left_out[reason or "no step"] += 1
         else:
             pairs.append(_scaling(row, base))
-    example = _records(shipped.head(1))[0]
+    example = shipped.iloc[0].to_dict()
     names = list(_scaling(example, example))
     return Scalings(pd.DataFrame(pairs, columns=names), {k: n for k, n in left_out.items() if n})
 
@@ -292,25 +292,21 @@ def _rates(given: pd.DataFrame, shipped: pd.DataFrame) -> pd.Series[float]:
     return pd.Series(filled, index=given.index, dtype=float)
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
-
-
-def _family(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _family(row: Mapping[Any, Any]) -> tuple[Any, ...]:
     return tuple(str(row[name]).casefold() for name in FAMILY)
 
 
-def _smallest_systems(table: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
+def _smallest_systems(table: pd.DataFrame) -> dict[tuple[Any, ...], dict[Any, Any]]:
     """The smallest timed system of each family; of equally large ones the fastest."""
     whole = table[(table["step_s"] > 0) & ~(table["accelerators_a_sample"] > 1)]
     timed = whole.sort_values(["accelerators", "step_s"], kind="stable")
-    smallest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in _records(timed):
+    smallest: dict[tuple[Any, ...], dict[Any, Any]] = {}
+    for row in timed.to_dict("records"):
         smallest.setdefault(_family(row), row)
     return smallest
 
 
-def _why_not(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
+def _why_not(row: Mapping[Any, Any], base: Mapping[Any, Any] | None) -> str:
     """Why a row has no prediction; empty if it has one."""
     if row["model"] not in NETWORKS:
         return f"{row['model']}: no known network, which are {', '.join(NETWORKS)}"
@@ -330,18 +326,18 @@ def _why_not(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _by_run(row: Mapping[str, Any]) -> bool:
+def _by_run(row: Mapping[Any, Any]) -> bool:
     return bool(row["accelerators"] > NETWORKS[row["model"]].last_synchronous)
 
 
-def _measured_s(row: Mapping[str, Any]) -> float:
+def _measured_s(row: Mapping[Any, Any]) -> float:
     if not _by_run(row):
         return float(row["step_s"])
     steps = row["epochs_median"] * row["train_samples"] / row["global_batch"]
     return float(row["run_s_median"] / steps)
 
 
-def _scaling(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _scaling(row: Mapping[Any, Any], base: Mapping[Any, Any]) -> dict[str, Any]:
     share = base["epochs_share_of_run"]
     return {
         **{name: row[name] for name in (*FAMILY, "system", "process")},
@@ -550,22 +546,20 @@ def _filters(rows: pd.DataFrame) -> dict[str, Array]:
 def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
     timing = np.where(rows["by_run"], "run time", "logged epochs")
     alone = np.where(rows["base_instances"] > 1, "one of several instances", "a system alone")
-    columns: Iterator[tuple[str, Any]] = iter(
-        [
-            ("submitter", rows["submitter"]),
-            ("family", _families(rows)),
-            ("software", rows["process"]),
-            ("accelerator", _chips(rows["accelerator"])),
-            ("devices", rows["devices"].astype(int).astype(str)),
-            ("round", rows["round"]),
-            ("timing", pd.Series(timing)),
-            ("from", pd.Series(alone)),
-        ]
-    )
+    columns: dict[str, Any] = {
+        "submitter": rows["submitter"],
+        "family": _families(rows),
+        "software": rows["process"],
+        "accelerator": _chips(rows["accelerator"]),
+        "devices": rows["devices"].astype(int),
+        "round": rows["round"],
+        "timing": timing,
+        "from": alone,
+    }
     return {
         name: {
             str(value): {"rows": int((of == value).sum()), **error_means(errors[of == value])}
             for value in dict.fromkeys(of)
         }
-        for name, of in columns
+        for name, of in columns.items()
     }

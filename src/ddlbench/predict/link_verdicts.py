@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -74,10 +74,6 @@ class Judged:
     low: float
     high: float
     verdict: Verdict
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return dict(vars(self))
 
 
 def judged_sweep(sweep: Measured, system: System, library: Library) -> list[Judged]:

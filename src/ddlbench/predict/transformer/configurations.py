@@ -203,13 +203,7 @@ def load_shape(name: str) -> Shape:
             f"{nearest(name, known)}"
         )
     path = Path(name)
-    shape = read_checked(Shape, read_yaml(path), str(path))
-    if shape.head_size is None and shape.hidden_size % shape.attention_heads:
-        raise ConfigError(
-            f"{path}: hidden_size {shape.hidden_size} does not divide by attention_heads "
-            f"{shape.attention_heads}; write a multiple"
-        )
-    return shape
+    return _checked(read_checked(Shape, read_yaml(path), name), name)
 
 
 @dataclass(frozen=True)
@@ -297,16 +291,6 @@ def parameters(layers: Numbers, hidden: Numbers, vocabulary: Numbers, sequence: 
     return layers * each + embedding_parameters(hidden, vocabulary, sequence)
 
 
-def layer_forward_operations(
-    samples: Numbers, sequence: Numbers, hidden: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Operations of one layer's forward pass: of products with weights, and of attention.
-
-    24 b s h^2 and 4 b s^2 h: a multiplication and an addition are two operations.
-    """
-    return 24 * samples * sequence * hidden**2, 4 * samples * sequence**2 * hidden
-
-
 PREFIX = "hf:"
 _KEYS = read_yaml(Path(__file__).with_name("configuration_keys.yaml"))
 NAMES: Mapping[str, Sequence[str]] = _KEYS["fields"]
@@ -386,7 +370,7 @@ def _checked(shape: Shape, name: str) -> Shape:
     if shape.head_size is None and shape.hidden_size % heads:
         raise ConfigError(
             f"{name}: {shape.hidden_size} items (hidden size) do not divide by {heads} heads; "
-            "write a multiple, or head_dim"
+            "write a multiple, or the items of a head"
         )
     if groups and heads % groups:
         raise ConfigError(f"{name}: {heads} heads do not share {groups} of keys and values evenly")

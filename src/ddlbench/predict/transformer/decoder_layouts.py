@@ -127,15 +127,10 @@ def decoders_of(shape: Shape, rows: pd.DataFrame, devices_per_node: int) -> Deco
 
 def _interval(table: Decoders, software: Software) -> tuple[Array, Array]:
     """Measured over predicted steps of held-out runs of the same kind."""
-    piped = table["pipeline"] > 1
-    ends = []
-    for end in ("low", "high"):
-        values = [
-            getattr(software.intervals[kind], end) if kind in software.intervals else np.nan
-            for kind in (NO_PIPELINE, PIPELINE)
-        ]
-        ends.append(np.where(piped, values[1], values[0]))
-    return ends[0], ends[1]
+    kinds = np.where(table["pipeline"] > 1, PIPELINE, NO_PIPELINE).tolist()
+    known = [software.intervals.get(kind) for kind in kinds]
+    low, high = zip(*((of.low, of.high) if of else (np.nan, np.nan) for of in known), strict=True)
+    return np.array(low), np.array(high)
 
 
 def _cuts(

@@ -262,14 +262,12 @@ def machines(
     Raises:
         ConfigError: a device has no such precision.
     """
-    per_device = 0.0 if fabric is None or fabric.per == "node" else fabric.bytes_per_s
-    whole = fabric.bytes_per_s if fabric and fabric.per == "node" else 0.0
-    network = whole + per_device * per_node if fabric else np.full(len(sheets), np.inf)
+    network = [fabric.node_bytes_per_s(n) if fabric else np.inf for n in per_node.tolist()]
     return Machines(
         peak_flops_per_s=np.array([sheet.peak(software.precision) for sheet in sheets]),
         memory_bytes=np.array([sheet.memory_bytes for sheet in sheets]),
         memory_bytes_per_s=np.array([sheet.memory_bytes_per_s for sheet in sheets]),
         link_bytes_per_s=np.array([sheet.link.bytes_per_s for sheet in sheets]),
-        network_bytes_per_s=np.asarray(network, dtype=float),
+        network_bytes_per_s=np.array(network, dtype=float),
         network_latency_s=np.full(len(sheets), fabric.latency_s if fabric else 0.0),
     )

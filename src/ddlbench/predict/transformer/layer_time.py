@@ -40,7 +40,6 @@ from ddlbench.predict.transformer.configurations import (
     HALF,
     Rings,
     bytes_of,
-    layer_forward_operations,
     tensor_rings,
     words_of,
 )
@@ -248,9 +247,8 @@ class _Device:
 
     def _attention_s(self) -> Array:
         table, platform = self._table, self._platform
-        _, operations = layer_forward_operations(
-            table["micro_batch"], table["sequence_length"], self._hidden / self._tensor
-        )
+        part = self._hidden / self._tensor
+        operations = 4 * table["micro_batch"] * table["sequence_length"] ** 2 * part  # 4 b s^2 h
         rate = platform.device.flops_per_s * platform.constant("attention_efficiency")
         return np.asarray(operations / rate)
 

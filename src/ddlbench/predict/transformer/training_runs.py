@@ -363,10 +363,7 @@ def _keys(runs: TrainingRuns, names: tuple[str, ...]) -> Array:
 
 def _fastest(keys: Array, seconds: Array) -> Array:
     """The least of the rows with the same key, (n,); NaN where none is measured."""
-    _, place = np.unique(keys, axis=0, return_inverse=True)
-    least = np.full(place.max() + 1, np.inf)
-    np.fmin.at(least, place.ravel(), np.where(np.isfinite(seconds), seconds, np.inf))
-    return np.asarray(least[place.ravel()])
+    return pd.Series(seconds).groupby([*keys.T]).transform("min").to_numpy()
 
 
 def _sheets(names: pd.Series[Any], device: str | None, where: str) -> list[DeviceSheet]:
