@@ -143,7 +143,7 @@ def start_ticks(pid: int) -> int:
     return int(fields[19])
 
 
-def heart_beats(folder: Path, stale_s: float = STALE_S) -> bool | None:
+def heart_beats(folder: Path) -> bool | None:
     """Whether the heartbeat of a folder, or its lease, is young; None if nothing can be said."""
     changes_s = [_changed_s(folder / name) for name in (HEARTBEAT, "lease.json")]
     known_s = [changed_s for changed_s in changes_s if changed_s is not None]
@@ -151,7 +151,7 @@ def heart_beats(folder: Path, stale_s: float = STALE_S) -> bool | None:
     if now_s is None:
         return None
     # A time that lies ahead is from before the file system's clock was set back.
-    return abs(now_s - max(known_s)) < stale_s
+    return abs(now_s - max(known_s)) < STALE_S
 
 
 def clock_s(folder: Path) -> float | None:

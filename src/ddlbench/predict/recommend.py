@@ -393,9 +393,9 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
     return limits.reached(choice.trials)
 
 
-def result_of(cell: Cell, site: str, results_root: Path = RESULTS) -> Glance | None:
+def result_of(cell: Cell, site: str) -> Glance | None:
     """The result of a cell, if it has a readable one."""
-    return glance(result_file(site, cell.id, results_root), site, cell.id)
+    return glance(result_file(site, cell.id), site, cell.id)
 
 
 def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:

@@ -73,12 +73,11 @@ class ProfiledNetwork:
     seconds: Array
 
 
-def profiled_networks(folder: Path | None = None) -> list[ProfiledNetwork]:
+def profiled_networks() -> list[ProfiledNetwork]:
     """The networks of PipeDream's release, as ``config/accelerators/pipedream`` has them."""
-    folder = folder or project_root() / "config/accelerators/pipedream"
+    folder = project_root() / "config/accelerators/pipedream" / _DATASET
     return [
-        _profiled(path.stem, read_table(path, _DATASET))
-        for path in sorted((folder / _DATASET).glob("*.csv"))
+        _profiled(path.stem, read_table(path, _DATASET)) for path in sorted(folder.glob("*.csv"))
     ]
 
 
@@ -157,9 +156,9 @@ class EagerRuns:
         return _eager(self.device, [row for row, kept in zip(rows, chosen, strict=True) if kept])
 
 
-def eager_runs(folder: Path | None = None) -> EagerRuns:
+def eager_runs() -> EagerRuns:
     """The steps on one H100 of the project's study of a GPU, ``docs/validation/gpu``."""
-    folder = folder or project_root() / "docs/validation/gpu"
+    folder = project_root() / "docs/validation/gpu"
     rows: list[tuple[str, str, int, float]] = []
     sheet = None
     for path in sorted(folder.glob("part*.json")):
