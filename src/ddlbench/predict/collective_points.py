@@ -173,12 +173,7 @@ def measured_at(points: Points, library: Library) -> Library:
 
     Two sizes, 16 MB and 1 GB, on one geometry tell both; all shares of rates change alike, and all
     latencies do.
-
-    Raises:
-        ConfigError: there is no point.
     """
-    if not len(points):
-        raise ConfigError("no point to correct expected times by; measure 16 MB and 1 GB")
     from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
 
     def residuals(logs: Array) -> Array:

@@ -159,18 +159,13 @@ class EagerRuns:
 def eager_runs() -> EagerRuns:
     """The steps on one H100 of the project's study of a GPU, ``docs/validation/gpu``."""
     folder = project_root() / "docs/validation/gpu"
+    parts = [read_json(path) for path in sorted(folder.glob("part*.json"))]
     rows: list[tuple[str, str, int, float]] = []
-    sheet = None
-    for path in sorted(folder.glob("part*.json")):
-        part = read_json(path)
-        sheet = sheet or DeviceSheet.called(part["machine"]["gpu"])
-        for check in part["checks"]:
-            what, _, network = check["check"].partition(" ")
-            if what in _EAGER_ROWS:
-                rows += _EAGER_ROWS[what](network, check["figures"])
-    if sheet is None or not rows:
-        raise ConfigError(f"{folder} has no steps of a device that config/hardware has")
-    return _eager(sheet, rows)
+    for check in (check for part in parts for check in part["checks"]):
+        what, _, network = check["check"].partition(" ")
+        if what in _EAGER_ROWS:
+            rows += _EAGER_ROWS[what](network, check["figures"])
+    return _eager(DeviceSheet.named(parts[0]["machine"]["gpu"]), rows)
 
 
 def _eager(sheet: DeviceSheet, rows: Sequence[tuple[str, str, int, float]]) -> EagerRuns:

@@ -76,8 +76,6 @@ def test_the_printed_table_by_hand():
         ring.latency_s + 4 * 8 * layer.y / 4 * ring.s_per_byte for layer in (first, second)
     )
     assert projection.communication["activations"] == pytest.approx(3 * 3 * rounds)
-    with pytest.raises(ConfigError, match="printed-table has no row for data\\+spatial"):
-        project("printed-table", workload, make.platform(), make.ask("data+spatial", 8, 8))
 
 
 def test_the_published_limit_of_a_spatial_split_is_of_inputs():

@@ -127,13 +127,14 @@ def _before_the_head(workload: Workload) -> list[tuple[Layer, float]]:
     return layers_of(workload)[: sum(not layer.shortcut for layer in split)]
 
 
-def _weight_bytes(workload: Workload) -> float:
+def weight_bytes(workload: Workload) -> float:
+    """Bytes of all weights, without biases and without projections of shortcuts."""
     return ITEM_BYTES * sum(kernel_weights(layer) for layer, _ in layers_of(workload))
 
 
 def _data(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     ring = platform.level(config.devices)
-    gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
+    gradients = all_reduce_s(config.devices, weight_bytes(workload), ring)
     return {"layers": config.group_batch * workload.time_s}, {"gradients": gradients}
 
 
@@ -153,7 +154,7 @@ def _layer_split(workload: Workload, platform: Platform, config: Configuration) 
 def _data_filter(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     compute, communication = _layer_split(workload, platform, config)
     contended = platform.level(config.devices).slower(config.inside)
-    gradients = all_reduce_s(config.groups, _weight_bytes(workload), contended)
+    gradients = all_reduce_s(config.groups, weight_bytes(workload), contended)
     return compute, {**communication, "gradients": gradients}
 
 
@@ -178,7 +179,7 @@ def _spatial(workload: Workload, platform: Platform, config: Configuration) -> T
     compute, halos, exposed_s = _spatial_parts(workload, config, ring, ring)
     split = sum(time for _, time in _before_the_head(workload))
     rest = config.batch * max(0.0, workload.time_s - split)
-    gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
+    gradients = all_reduce_s(config.devices, weight_bytes(workload), ring)
     return {"layers": compute + rest}, {"halo": halos, "gather": exposed_s, "gradients": gradients}
 
 
@@ -187,7 +188,7 @@ def _data_spatial(workload: Workload, platform: Platform, config: Configuration)
     compute, halos, exposed_s = _spatial_parts(
         workload, config, host.slower(2 * config.inside), host.slower(2)
     )
-    weights = _weight_bytes(workload)
+    weights = weight_bytes(workload)
     leaders = platform.level(config.devices).slower(2 * config.inside)
     gradients = all_reduce_s(config.inside, weights, platform.level(config.inside))
     gradients += all_reduce_s(config.groups, weights, leaders)

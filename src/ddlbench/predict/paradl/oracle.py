@@ -30,7 +30,6 @@ from math import prod
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import GB, counted, duration_text
-from ddlbench.common.schema import nearest
 from ddlbench.common.statistics import doubled
 from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl import authors_code, corrected, printed
@@ -155,25 +154,13 @@ VARIANTS = {
 }
 
 
-def variant_of(name: str) -> Variant:
-    """The variant of that name; ConfigError if there is none."""
-    if name not in VARIANTS:
-        raise ConfigError(f"unknown variant {name!r} of the oracle; {nearest(name, VARIANTS)}")
-    return VARIANTS[name]
-
-
 def terms_of(variant: str, workload: Workload, platform: Platform, config: Configuration) -> Terms:
     """Seconds of one iteration, by term: of computation, of communication.
 
     Raises:
         ConfigError: as :func:`project`.
     """
-    evaluated = variant_of(variant)
-    if config.strategy not in evaluated.terms:
-        raise ConfigError(
-            f"{variant} has no row for {config.strategy}; it has {', '.join(evaluated.terms)}"
-        )
-    return evaluated.terms[config.strategy](workload, platform, config)
+    return VARIANTS[variant].terms[config.strategy](workload, platform, config)
 
 
 def project(
@@ -181,12 +168,13 @@ def project(
 ) -> Projection:
     """Seconds and bytes of one iteration, also beyond the strategy's limits.
 
+    The variant is a key of :data:`VARIANTS` that has a row for the strategy.
+
     Raises:
-        ConfigError: unknown variant, one without the strategy, or more devices than the platform
-            has.
+        ConfigError: more devices than the platform has.
     """
     computation, communication = terms_of(variant, workload, platform, config)
-    evaluated = variant_of(variant)
+    evaluated = VARIANTS[variant]
     memory_bytes = evaluated.memory_bytes(workload, platform, config)
     limit = evaluated.limit(workload, config)
     return Projection(config, computation, communication, memory_bytes, *limit)
@@ -238,7 +226,7 @@ class Question:
     @property
     def strategies(self) -> tuple[str, ...]:
         """The strategies that the variant has a row for."""
-        return tuple(name for name in STRATEGIES if name in variant_of(self.variant).terms)
+        return tuple(name for name in STRATEGIES if name in VARIANTS[self.variant].terms)
 
     @property
     def most_devices(self) -> int:

@@ -20,7 +20,13 @@ from collections.abc import Callable
 
 from ddlbench.predict.hardware import Link, Platform
 from ddlbench.predict.paradl import authors_code
-from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms, all_reduce_s, kernel_weights
+from ddlbench.predict.paradl.authors_code import (
+    ITEM_BYTES,
+    Terms,
+    all_reduce_s,
+    kernel_weights,
+    weight_bytes,
+)
 from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.workload import Layer, Workload
 
@@ -30,17 +36,13 @@ def _layers(workload: Workload) -> list[Layer]:
     return [layer for layer in workload.layers if kernel_weights(layer) and not layer.shortcut]
 
 
-def _weight_bytes(workload: Workload) -> float:
-    return ITEM_BYTES * sum(kernel_weights(layer) for layer in _layers(workload))
-
-
 def _divided(workload: Workload, config: Configuration) -> dict[str, float]:
     return {"layers": config.batch * workload.time_s / config.devices}
 
 
 def _data(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     ring = platform.level(config.devices)
-    gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
+    gradients = all_reduce_s(config.devices, weight_bytes(workload), ring)
     return _divided(workload, config), {"gradients": gradients}
 
 
@@ -61,7 +63,7 @@ def _data_filter(workload: Workload, platform: Platform, config: Configuration) 
     inside, between = platform.level(config.inside), platform.level(config.devices)
     activations = _rounds_s(workload, config, config.inside - 1, inside)
     # Each group holds a p2-th of the weights: |w| / p2 over a ring of p1.
-    gradients = all_reduce_s(config.groups, _weight_bytes(workload) / config.inside, between)
+    gradients = all_reduce_s(config.groups, weight_bytes(workload) / config.inside, between)
     return _divided(workload, config), {"activations": activations, "gradients": gradients}
 
 

@@ -133,7 +133,7 @@ def _pipeline_s(table: Decoders, times: LayerTimes, hop_s: Array) -> tuple[Array
     cuts = [table[name][~by_formula].tolist() for name in ("schedule", "pipeline", "chunks")]
     alike = grouped(zip(zip(*cuts, strict=True), np.flatnonzero(~by_formula), strict=True))
     for (name, ranks, own_chunks), members in alike.items():
-        places, chunks = np.array(members), chunks_of(name, int(own_chunks))
+        places, chunks = np.array(members), _V if name == "zero-bubble-v" else int(own_chunks)
         seconds[places] = _replayed_group_s(table, times, hop_s, places, (name, int(ranks), chunks))
         sends_s[places] = 2 * hop_s[places] * micro_batches[places] * chunks
     return seconds, sends_s
@@ -198,23 +198,16 @@ _V = 2
 
 
 def schedule_of(name: str, ranks: int, chunks: int, micro_batches: int) -> schedules.Schedule:
-    """The schedule of one step; InvalidSchedule if the numbers do not fit."""
-    if name == "gpipe":
-        return schedules.gpipe(ranks, micro_batches)
-    if name == "1f1b":
-        return schedules.one_f_one_b(ranks, micro_batches)
+    """The schedule of one step, if no formula gives its length.
+
+    Raises:
+        InvalidSchedule: the numbers do not fit.
+    """
     if name == "zero-bubble-v":
         return schedules.zero_bubble_v(ranks, micro_batches)
     if name == "interleaved-1f1b":
         return schedules.interleaved_1f1b(ranks, chunks, micro_batches)
     return schedules.interleaved_zero_bubble(ranks, chunks, micro_batches)
-
-
-def chunks_of(name: str, chunks: int) -> int:
-    """Stages of a device under a schedule."""
-    if name in FORMULA:
-        return 1
-    return _V if name == "zero-bubble-v" else chunks
 
 
 def replayed_s(

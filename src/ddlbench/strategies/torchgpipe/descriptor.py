@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Workload
 
 
-_THREADS = "torchgpipe runs and recomputes parts in threads of its own, which torch cannot trace"
-
-
 @dataclass(frozen=True, kw_only=True)
 class TorchGPipeOptions(Options):
     """Options of every strategy that torchgpipe runs."""
@@ -106,7 +103,11 @@ class TorchGPipeDetails(TorchGPipeOptions):
 class TorchGPipe(Strategy):
     """Base of the strategies that torchgpipe runs: one process with several partitions."""
 
+    executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
     takes_turns: ClassVar[bool] = True
+    not_compiled: ClassVar[str] = (
+        "torchgpipe runs and recomputes parts in threads of its own, which torch cannot trace"
+    )
     requires: ClassVar[tuple[str, ...]] = ("torchgpipe",)
     options: ClassVar[type[Options]] = TorchGPipeOptions
 
@@ -231,8 +232,6 @@ class GPipe(TorchGPipe):
     colour: ClassVar[str] = "#D55E00"
     marker: ClassVar[str] = "^"
     family: ClassVar[str] = "pipeline"
-    executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
-    not_compiled: ClassVar[str] = _THREADS
     parallelism: ClassVar[str | None] = "pipeline"
     predictors = ("ddlbench-eq2", "thesis-6", "torchgpipe-turns", "torchgpipe-replay", *PARADL)
     # On CPU torchgpipe's partitions take turns; on GPUs and emulated devices they compute at once.
@@ -290,8 +289,6 @@ class ModelParallel(TorchGPipe):
     colour: ClassVar[str] = "#009E73"
     marker: ClassVar[str] = "P"
     family: ClassVar[str] = "model"
-    executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
-    not_compiled: ClassVar[str] = _THREADS
     predictors = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns", "torchgpipe-replay")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",

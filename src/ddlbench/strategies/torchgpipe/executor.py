@@ -151,10 +151,6 @@ class GPipeExecutor(Executor):
         self.workers.close()
 
 
-class ModelParallelExecutor(GPipeExecutor):
-    """The plan carries neither micro-batches nor recomputation, so GPipe uses one and none."""
-
-
 def choose_balance(
     rule: str, network: nn.Sequential, sample: Tensor, devices: list[torch.device], chunks: int
 ) -> list[int]:
