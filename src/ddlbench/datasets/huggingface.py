@@ -25,13 +25,7 @@ import numpy as np
 from ddlbench.common.errors import printable, shown
 from ddlbench.common.quantities import counted
 from ddlbench.datasets.class_folders import lies_there, listed, names_in
-from ddlbench.datasets.columns import (
-    Stream,
-    image_column,
-    labels_of,
-    token_column,
-    token_pieces,
-)
+from ddlbench.datasets.columns import Stream, image_column, labels_of, token_column, token_pieces
 from ddlbench.datasets.files import HELD_OUT, DataError, EncodedSplit, TokenSplit
 from ddlbench.datasets.shards import (
     Shards,

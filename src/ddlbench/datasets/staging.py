@@ -93,12 +93,7 @@ def data_folder(request: DataRequest, scratch: Path) -> Path:
     return top / f"{name}-own-{hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()}"
 
 
-def stage(
-    request: DataRequest,
-    scratch: Path,
-    *,
-    workers: int | None = None,
-) -> Staged:
+def stage(request: DataRequest, scratch: Path, *, workers: int | None = None) -> Staged:
     """Makes sure that the data of ``request`` is on this node, complete.
 
     Args:

@@ -14,16 +14,7 @@ import psutil
 from annotated_types import Ge, Le
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.form import (
-    Amount,
-    Count,
-    Form,
-    InFile,
-    Name,
-    Positive,
-    read_form,
-    schema_of,
-)
+from ddlbench.common.form import Amount, Count, Form, InFile, Name, Positive, read_form, schema_of
 from ddlbench.common.quantities import counted
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.automatic_device import automatic_device

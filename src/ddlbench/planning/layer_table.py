@@ -140,7 +140,7 @@ def built_in_layers(network: str, dataset: str) -> tuple[LayerBlock, ...] | None
 def _rows_by_pair() -> tuple[str, Mapping[tuple[str, ...], list[str]]]:
     """The table's head, and the lines of each network and dataset: few of them are ever read."""
     head, *lines = _FILE.read_text("utf-8").splitlines()
-    return head, grouped((tuple(line.split(",", 2)[:2]), line) for line in lines)
+    return head, grouped([(tuple(line.split(",", 2)[:2]), line) for line in lines])
 
 
 @cache

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from inspect import get_annotations
 from typing import Any, ClassVar, Literal, Self, get_args, get_type_hints
 
@@ -198,6 +198,7 @@ class Options(PlanDetails):
     """Base of the options of a strategy; a strategy without options uses this class."""
 
     @classmethod
+    @lru_cache(maxsize=256)  # a strategy reads them many times of each cell
     def of_cell(cls, cell: Cell) -> Self:
         """What a cell names of these options, and defaults for the others.
 

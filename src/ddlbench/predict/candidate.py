@@ -44,16 +44,12 @@ from ddlbench.predict.prediction import (
     History,
     Prediction,
     ask,
-    departure_of,
     predictor_for,
     predictor_of,
+    same_step,
     steps_measured,
 )
-from ddlbench.predict.ranking import (
-    Candidate,
-    from_prediction,
-    from_runs,
-)
+from ddlbench.predict.ranking import Candidate, from_prediction, from_runs
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -120,19 +116,18 @@ def check_askable(cells: Sequence[Cell], known: Knowledge) -> None:
 
 def assess(cell: Cell, known: Knowledge) -> Candidate:
     """All that is known of a cell of any strategy; whatever is wrong with it is its reason."""
-    label = strategy_label(cell.strategy)
     try:
         candidate = _assessed(cell, known)
     except ConfigError as error:
-        candidate = _unpredicted(Candidate(cell, label), str(error))
+        candidate = _unpredicted(Candidate(cell, strategy_label(cell.strategy)), str(error))
     except Exception as error:
         fault = f"fault in its code: {type(error).__name__}: {error}"
-        return Candidate(cell, label, reason=Reason("fault", fault))
+        return Candidate(cell, strategy_label(cell.strategy), reason=Reason("fault", fault))
     return _with_runs(candidate, known)
 
 
 def _assessed(cell: Cell, known: Knowledge) -> Candidate:
-    site = known.site
+    site, compute_kind = known.site, known.site.compute_kind
     strategy = strategy_of(cell.strategy, site.accelerator)
     candidate = Candidate(cell, strategy.label)
     reason = why_unsupported(cell, site)
@@ -148,7 +143,7 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     if reason is not None:
         return replace(candidate, reason=Reason(code_of(reason), f"cannot run: {reason}"))
     plan = make_plan(cell, known.inputs.block_source(cell), site.accelerator)
-    candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
+    candidate = replace(candidate, bound=strategy.most_speedup(cell, compute_kind))
     if ran_as := strategy.ran_as(cell, plan.details):
         candidate = replace(candidate, label=f"{strategy.label} ({ran_as})")
     if reason := _why_other_update(strategy, plan, known):
@@ -156,9 +151,9 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     # A rule of thumb decides the order; the times beside it come from measured links.
     named = MEASURED_LINKS if known.recommender == UNLESS_OOM else known.recommender
     try:
-        predictor = predictor_for(named, cell.strategy, site.compute_kind)
+        predictor = predictor_for(named, cell.strategy, compute_kind)
         if predictor is None:
-            why = f"recommender {known.recommender} has no predictor for it on {site.compute_kind}"
+            why = f"recommender {known.recommender} has no predictor for it on {compute_kind}"
             return _unpredicted(candidate, why)
         workload = known.inputs.workload(cell)
         prediction = predicted(predictor, workload, plan, known)
@@ -241,13 +236,17 @@ def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
     """
     if candidate.code in _OTHER_UPDATES:
         return candidate
-    if departure := departure_of(known.departures, candidate.cell):
+    if departure := _departure(known.departures, candidate.cell):
         return replace(candidate, reason=Reason("other_training", departure))
-    diverged = departure_of(known.divergences, candidate.cell)
-    candidate = replace(candidate, diverged=diverged)
+    candidate = replace(candidate, diverged=_departure(known.divergences, candidate.cell))
     runs = tuple(steps_measured(known.history, candidate.cell))
     if not runs or not known.by_runs:
         return replace(candidate, measured_s=runs)
     # It ran, so the lack of a prediction does not speak against it.
     reason = "" if candidate.code == "no_prediction" else candidate.reason
     return replace(candidate, measured_s=runs, belief=from_runs(runs), reason=reason)
+
+
+def _departure(departures: Sequence[Departure], cell: Cell) -> str:
+    """How a cell that does the same work a step departs; empty if none does."""
+    return next((each.sentence for each in departures if same_step(each.cell, cell)), "")

@@ -86,14 +86,15 @@ class Inputs:
         """
         if cell.compile:
             raise InvalidProfile("profiles are of layers that are not compiled; this cell's are")
-        missing = self.missing(cell)
-        if profile_file(self.site, ProfileKey.of(cell).id) in missing:
+        try:
+            return self._workload_of(ProfileKey.of(cell))
+        except FileNotFoundError:
+            missing = self.missing(cell)
             raise InvalidProfile(
                 f"there is no profile of {cell.network} on {cell.dataset} at site {self.site}; "
                 f"make {'it' if len(missing) == 1 else 'what is missing'} with: "
                 f"{making_command(self.site, missing)}"
-            )
-        return self._workload_of(ProfileKey.of(cell))
+            ) from None
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Raise InvalidProfile, which names all that is missing, unless the cells have a profile.
@@ -129,7 +130,10 @@ class Inputs:
         return self._root / path.relative_to(RESULTS)
 
     def _workload(self, key: ProfileKey) -> Workload:
-        return open_workload(self._at(profile_file(self.site, key.id)))
+        path = self._at(profile_file(self.site, key.id))
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        return open_workload(path)
 
     def _links(self, fabric: str) -> LinkTable | None:
         path = self._at(links_file(self.site, fabric))

@@ -121,17 +121,11 @@ _OF_A_STEP = (
 
 def steps_measured(history: History, cell: Cell) -> list[float]:
     """Median steps of the repeats that did the same work a step as a cell, seconds."""
-    return [run.step_s for run in history if _same_step(run.cell, cell)]
+    return [run.step_s for run in history if same_step(run.cell, cell)]
 
 
-def departure_of(departures: Iterable[Departure], cell: Cell) -> str:
-    """How a cell that does the same work a step departs; empty if none does."""
-    return next(
-        (departure.sentence for departure in departures if _same_step(departure.cell, cell)), ""
-    )
-
-
-def _same_step(cell: Cell, other: Cell) -> bool:
+def same_step(cell: Cell, other: Cell) -> bool:
+    """Whether two cells do the same work a step."""
     return all(getattr(cell, name) == getattr(other, name) for name in _OF_A_STEP)
 
 

@@ -420,12 +420,7 @@ class Ranking:
         return replace(self, candidates=tuple(_ordered(left)))
 
 
-def rank(
-    candidates: Sequence[Candidate],
-    recommender: str,
-    *,
-    by_rule: bool = False,
-) -> Ranking:
+def rank(candidates: Sequence[Candidate], recommender: str, *, by_rule: bool = False) -> Ranking:
     """Rank the candidates of one question.
 
     Args:

@@ -71,11 +71,7 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
     candidates = [candidate_of(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
         check_askable([candidate.cell for candidate in candidates], known_here)
-    return rank(
-        candidates,
-        known_here.recommender,
-        by_rule=known_here.recommender == UNLESS_OOM,
-    )
+    return rank(candidates, known_here.recommender, by_rule=known_here.recommender == UNLESS_OOM)
 
 
 def candidate_of(question: Question, strategy: str, known_here: Knowledge) -> Candidate:

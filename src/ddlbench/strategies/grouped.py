@@ -20,11 +20,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits, first_unsupported
 from ddlbench.planning.plan import PlanDetails, Process, placement_of_groups
-from ddlbench.planning.step import (
-    GroupOptions,
-    larger_groups,
-    uneven_groups,
-)
+from ddlbench.planning.step import GroupOptions, larger_groups, uneven_groups
 from ddlbench.planning.strategy import Strategy
 
 

@@ -41,13 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import sample_form
-from ddlbench.networks.linear_pairs import (
-    SAMPLES,
-    ModulePair,
-    find_pairs,
-    linear_pairs,
-    used_alone,
-)
+from ddlbench.networks.linear_pairs import SAMPLES, ModulePair, find_pairs, linear_pairs, used_alone
 from ddlbench.planning.network_tables import why_not_in_pairs
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.grouped import GroupDetails
