@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load
-from ddlbench.networks import build, flat_state_dict, num_parameters, without_dropout
+from ddlbench.networks import build, num_parameters, without_dropout
 from ddlbench.networks.torchvision_compat import models
 
 # Of families that have a smaller one here, or with layers of 100 million weights.
@@ -23,6 +26,11 @@ PUBLISHED = {
     "vgg16": (models.vgg16, 138_357_544),
     "mobilenetv2": (models.mobilenet_v2, 3_504_872),
 }
+
+
+def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a torchvision state, renamed for the flat network."""
+    return {re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key): value for key, value in state.items()}
 
 
 def _output_and_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -191,9 +191,6 @@ class _Line:
     beta_interval_s_per_byte: Interval | None
     residuals: Floats
 
-    def time_s(self, size_bytes: float) -> float:
-        return self.alpha_s + self.beta_s_per_byte * size_bytes
-
 
 def fit_hockney(points: Sequence[MessageTime], max_pieces: int = 3) -> HockneyFit:
     """Fit ``time = alpha + beta * bytes`` in one to ``max_pieces`` pieces.

@@ -4,7 +4,6 @@
 element takes one tensor and returns one tensor, so that it can be cut between any two.
 """
 
-from ddlbench.networks.factory import block_names, build, num_parameters, without_dropout
-from ddlbench.networks.flat import flat_state_dict
+from ddlbench.networks.factory import build, num_parameters, without_dropout
 
-__all__ = ["block_names", "build", "flat_state_dict", "num_parameters", "without_dropout"]
+__all__ = ["build", "num_parameters", "without_dropout"]

@@ -302,11 +302,6 @@ def without_dropout(module: _Module) -> _Module:
     return module
 
 
-def block_names(network: nn.Sequential) -> list[str]:
-    """Names of the blocks, in order."""
-    return list(network._modules)
-
-
 def transformer_table() -> str:
     """``planning/transformer_shapes.csv``: each built-in transformer with each dataset it reads."""
     lines = [",".join(["network", "dataset", *SHAPE])]

@@ -21,9 +21,8 @@ sequential training.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
@@ -62,15 +61,6 @@ def out_of_place(network: nn.Sequential) -> nn.Sequential:
         if getattr(block, "inplace", False):
             setattr(block, "inplace", False)  # noqa: B010 (a plain attribute, not a submodule)
     return network
-
-
-def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames the entries of a torchvision state (pretrained weights, say) for the flat network.
-
-    >>> flat_state_dict({"layer1.0.conv1.weight": 1, "fc.bias": 2})
-    {'layer1_0.conv1.weight': 1, 'fc.bias': 2}
-    """
-    return {re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key): value for key, value in state.items()}
 
 
 def initialize(network: nn.Module) -> None:

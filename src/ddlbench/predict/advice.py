@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,6 @@ class Advice:
     def strategy(self) -> str | None:
         return self.recommended.strategy if self.recommended else None
 
-    def extended(self, sentences: Sequence[str]) -> Advice:
-        return replace(self, sentences=(*self.sentences, *sentences))
-
 
 def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
     """What to train with, by one ranking."""
@@ -83,7 +80,7 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
     hopeless = all(map(_cannot_gain, others))
     lacking = (c for c in ranking.not_ranked if c.code == "no_prediction")
     if not others or (hopeless and not all(map(_cannot_gain, lacking))):
-        return Advice(None, (_nothing_compared(question, ranking, known),), {}).extended(notes)
+        return Advice(None, (_nothing_compared(question, ranking, known), *notes), {})
     proven = next((c for c in others if c.basis == "measured" and _gains(c) >= 1 - TIE), None)
     open_race = base is not None and (base in ranking.tied or hopeless)
     if base is not None and open_race and proven is None:
@@ -107,7 +104,7 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
     why_not = _why_not(ranking, recommended)
     sentences += _highest(ranking, why_not, [c.strategy for c in named])
     sentences += [c.beyond_sentence for c in others if c.beyond][:1]
-    return Advice(recommended, tuple(sentences), why_not).extended(notes)
+    return Advice(recommended, (*sentences, *notes), why_not)
 
 
 def _fastest(

@@ -165,7 +165,7 @@ def cells_of(predictions: pd.DataFrame, predictor: str) -> list[CalibrationCell]
 def fit(strategy: str, cells: Sequence[CalibrationCell]) -> Constants:
     """The constants of one strategy; zeros where nothing was measured."""
     known = [(cell, cell.measured_s) for cell in cells if cell.measured_s is not None]
-    typical_s = _typical_s(cells)
+    typical_s = median(cell.predicted_s for cell in cells)
     rows = [cell.row(measured_s, typical_s) for cell, measured_s in known]
     errors = [1 - cell.predicted_s / measured_s for cell, measured_s in known]
     # The priors are further rows: each says that its constant is 0, give or take its width.
@@ -177,10 +177,6 @@ def fit(strategy: str, cells: Sequence[CalibrationCell]) -> Constants:
     work, communication, steps = (float(value) for value in solved)
     ids = tuple(cell.cell_id for cell, _ in known)
     return Constants(strategy, work, communication, steps * typical_s, None, ids)
-
-
-def _typical_s(cells: Sequence[CalibrationCell]) -> float:
-    return median(cell.predicted_s for cell in cells)
 
 
 def held_out(
@@ -276,7 +272,8 @@ def choose(cells: Sequence[CalibrationCell], count: int) -> list[CalibrationCell
     by_strategy = grouped((cell.strategy, cell) for cell in cells)
     information = {name: np.diag([width**-2 for width in _PRIORS]) for name in by_strategy}
     typical_s = {
-        name: _typical_s(cells_of_strategy) for name, cells_of_strategy in by_strategy.items()
+        name: median(cell.predicted_s for cell in cells_of_strategy)
+        for name, cells_of_strategy in by_strategy.items()
     }
     chosen: list[CalibrationCell] = []
 

@@ -19,21 +19,13 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import HockneyFit, given_hockney
-from ddlbench.experiment.links import (
-    LibraryBackground,
-    Links,
-    LinkSweep,
-    MessageDelay,
-    NodeRate,
-    PairMatrix,
-    TensorCost,
-)
+from ddlbench.experiment.links import Links, LinkSweep, NodeRate, OfGroup, PairMatrix
 from ddlbench.planning.plan import Plan
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
@@ -89,16 +81,7 @@ def formula_times(
     return CollectiveTimes(fit, 1.0, 1.0, (note,))
 
 
-class _OfGeometry(Protocol):
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def devices_per_node(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
-
-
-_Measured = TypeVar("_Measured", bound=_OfGeometry)
+_Measured = TypeVar("_Measured", bound=OfGroup)
 
 
 def nearest_of(measured: Sequence[_Measured], nodes: int, devices_per_node: int) -> _Measured:
@@ -145,8 +128,6 @@ class Contention:
             return self.exposed_share * carried_s
         return min(carried_s, self.delay * between(self.busy, message_bytes))
 
-
-_Entry = TypeVar("_Entry", TensorCost, MessageDelay, LibraryBackground)
 
 Kind = Literal["p2p", "transport"]
 Place = tuple[int, int]  # node, index of the device on its node
@@ -356,9 +337,9 @@ class LinkTable:
         """Seconds that each further tensor adds to a message; 0 where it was not measured."""
         cost = self._near(
             lambda links: [
-                cost_entry
-                for cost_entry in links.tensor_costs
-                if (cost_entry.library, cost_entry.operation) == (library, operation)
+                entry
+                for entry in links.tensor_costs
+                if (entry.library, entry.operation) == (library, operation)
             ],
             (nodes, devices_per_node),
         )
@@ -373,9 +354,9 @@ class LinkTable:
         """
         delay = self._near(
             lambda links: [
-                delay_entry
-                for delay_entry in links.delays
-                if (delay_entry.operation, delay_entry.transport) == (operation, transport)
+                entry
+                for entry in links.delays
+                if (entry.operation, entry.transport) == (operation, transport)
             ],
             (nodes, devices_per_node),
         )
@@ -396,8 +377,8 @@ class LinkTable:
         return max(1.0, background.beside_s / background.alone_s) if background else 1.0
 
     def _near(
-        self, measured_in: Callable[[Links], list[_Entry]], shape: tuple[int, int]
-    ) -> _Entry | None:
+        self, measured_in: Callable[[Links], list[_Measured]], shape: tuple[int, int]
+    ) -> _Measured | None:
         nodes, devices_per_node = shape
         entries = [entry for entry in measured_in(self.links) if (entry.nodes > 1) == (nodes > 1)]
         if entries:

@@ -14,10 +14,10 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.predict import collective_points, horovod_scaling
 from ddlbench.predict.hardware import Software
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
-from ddlbench.predict.transformer.runs import MANY_NODES
 from ddlbench.predict.transformer.training_runs import PUBLISHED
 
 FOUNDRY = PUBLISHED / "foundry.csv"
+MANY_NODES = PUBLISHED / "many_nodes.csv"
 
 
 def run(*arguments):

@@ -16,14 +16,14 @@ from ddlbench.predict.hardware import Accelerators, Software
 from ddlbench.predict.run_tables import ScoreQuestion
 from ddlbench.predict.transformer.run_scores import choices, predictions, scored_values
 from ddlbench.predict.transformer.runs import (
-    MANY_NODES,
     MEGATRON,
-    ONE_NODE,
     calibrate,
     held_out_s,
     predicted_s,
 )
-from ddlbench.predict.transformer.training_runs import gpts, training_runs
+from ddlbench.predict.transformer.training_runs import PUBLISHED, gpts, training_runs
+
+ONE_NODE, MANY_NODES = PUBLISHED / "one_node.csv", PUBLISHED / "many_nodes.csv"
 
 
 def run(*arguments):

@@ -4,15 +4,18 @@ import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.predict.hardware import Accelerators
-from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, predicted_s
-from ddlbench.predict.transformer.training_runs import gpts
+from ddlbench.predict.transformer.runs import predicted_s
+from ddlbench.predict.transformer.training_runs import PUBLISHED, gpts
 from ddlbench.report.figures.transformer import draw_errors, draw_runs
 from ddlbench.report.style import style
 
 
 @pytest.fixture(scope="module")
 def predicted():
-    runs, platform = gpts([ONE_NODE, MANY_NODES]), Accelerators.load("megatron-a100")
+    runs, platform = (
+        gpts([PUBLISHED / "one_node.csv", PUBLISHED / "many_nodes.csv"]),
+        Accelerators.load("megatron-a100"),
+    )
     return runs, predicted_s(runs, platform)
 
 

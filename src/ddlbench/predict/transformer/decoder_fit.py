@@ -111,35 +111,24 @@ def _groups(runs: TrainingRuns) -> Array:
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1]).ravel()
 
 
-def refitted(runs: TrainingRuns, software: Software) -> Software:
-    """The software with all constants that cleaned ``runs`` can tell fitted to them."""
-    return software.fitted_to(*fits_of(runs, software))
-
-
 def fits_of(runs: TrainingRuns, software: Software) -> list[Fit]:
-    """Fits of the step and of the memory, those for which there are runs."""
+    """Fits of the step and of the memory to cleaned ``runs``, those for which there are runs."""
     small = runs.take(runs.decoders.devices <= LARGEST_FITTED)
     fits = []
     if small.timed.any():
         few = small.timed.sum() <= FEW_ROWS
-        # A fitted value is a better prior than the expectation before the fit.
-        start = with_values_as_priors(software) if few else software
-        fits.append(fit_time(small, start, FEW_CONSTANTS if few else None))
+        if few:  # a fitted value is a better prior than the expectation before the fit
+            constants = software.constants.items()
+            values = {name: replace(known, prior=known.value) for name, known in constants}
+            fits.append(fit_time(small, replace(software, constants=values), FEW_CONSTANTS))
+        else:
+            fits.append(fit_time(small, software))
     enough = np.isfinite(runs.memory_bytes).sum() > FEW_ROWS
     if enough and fitted_names(software, decoder_memory.CONSTANTS):
         fits.append(fit_memory(runs, software))
     if not fits:
         raise ConfigError("no run to fit has a measured step; give rows with step_s")
     return fits
-
-
-def with_values_as_priors(software: Software) -> Software:
-    """The software, whose fitted values become the priors."""
-    constants = {
-        name: replace(constant, prior=constant.value)
-        for name, constant in software.constants.items()
-    }
-    return replace(software, constants=constants)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ from ddlbench.predict.transformer.decoder_fit import (
     fits_of,
     nearer_bytes,
     predicted_s,
-    refitted,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
 from ddlbench.predict.transformer.decoders import Decoders
@@ -143,7 +142,7 @@ def held_out(
     kinds, fitted_kinds = kinds_of(runs, hold_out), kinds_of(fitted, hold_out)
     parts = []
     for chosen, others in each_kind(kinds, fitted_kinds, hold_out):
-        constants = refitted(fitted.take(others), software)
+        constants = software.fitted_to(*fits_of(fitted.take(others), software))
         parts.append((chosen, predictions(runs.take(chosen), constants)))
     return _together(parts, len(runs))
 

@@ -42,8 +42,6 @@ from ddlbench.predict.transformer.configurations import SCHEDULES
 from ddlbench.predict.transformer.step import steps
 from ddlbench.predict.transformer.training_runs import PUBLISHED, TrainingRuns
 
-ONE_NODE = PUBLISHED / "one_node.csv"
-MANY_NODES = PUBLISHED / "many_nodes.csv"
 MEGATRON = PUBLISHED / "megatron_table1.csv"
 PLATFORM = "megatron-a100"
 HOLD_OUTS: Mapping[str, str] = {"model": "hidden_size", "gpus": "devices", "layers": "layers"}
