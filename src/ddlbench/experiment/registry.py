@@ -61,41 +61,35 @@ def _of_package(name: str, target: str) -> NetworkSpec:
 
 
 _NETWORK_MODULES = "ddlbench.networks"
+
+
+def _built_in(module: str, name: str, label: str, reads: Kind = "images") -> NetworkSpec:
+    """A network whose builder has its name."""
+    return NetworkSpec(name, label, f"{_NETWORK_MODULES}.{module}:{name.replace('-', '_')}", reads)
+
+
 NETWORKS: Registry[NetworkSpec] = Registry(
     "ddlbench.networks",
     {
         spec.name: spec
         for spec in (
-            NetworkSpec("resnet18", "ResNet-18", f"{_NETWORK_MODULES}.convolutional:resnet18"),
-            NetworkSpec("resnet50", "ResNet-50", f"{_NETWORK_MODULES}.convolutional:resnet50"),
-            NetworkSpec("resnet152", "ResNet-152", f"{_NETWORK_MODULES}.convolutional:resnet152"),
-            NetworkSpec("vgg11", "VGG-11", f"{_NETWORK_MODULES}.convolutional:vgg11"),
-            NetworkSpec("vgg16", "VGG-16", f"{_NETWORK_MODULES}.convolutional:vgg16"),
-            NetworkSpec(
-                "mobilenetv2", "MobileNetV2", f"{_NETWORK_MODULES}.convolutional:mobilenetv2"
-            ),
-            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORK_MODULES}.convolutional:resnet101"),
-            NetworkSpec("alexnet", "AlexNet", f"{_NETWORK_MODULES}.convolutional:alexnet"),
-            NetworkSpec(
-                "cosmoflow", "CosmoFlow", f"{_NETWORK_MODULES}.convolutional:cosmoflow", "volumes"
-            ),
-            NetworkSpec("mlp", "MLP", f"{_NETWORK_MODULES}.flat:mlp"),
-            NetworkSpec("stack", "stack", f"{_NETWORK_MODULES}.flat:stack"),
-            NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORK_MODULES}.transformers:vit_tiny"),
-            NetworkSpec("vit-small", "ViT-S", f"{_NETWORK_MODULES}.transformers:vit_small"),
-            NetworkSpec("vit-base", "ViT-B", f"{_NETWORK_MODULES}.transformers:vit_base"),
-            NetworkSpec(
-                "gpt-tiny", "GPT-tiny", f"{_NETWORK_MODULES}.transformers:gpt_tiny", "tokens"
-            ),
-            NetworkSpec(
-                "gpt-small", "GPT-2 small", f"{_NETWORK_MODULES}.transformers:gpt_small", "tokens"
-            ),
-            NetworkSpec(
-                "gpt-medium",
-                "GPT-2 medium",
-                f"{_NETWORK_MODULES}.transformers:gpt_medium",
-                "tokens",
-            ),
+            _built_in("convolutional", "resnet18", "ResNet-18"),
+            _built_in("convolutional", "resnet50", "ResNet-50"),
+            _built_in("convolutional", "resnet152", "ResNet-152"),
+            _built_in("convolutional", "vgg11", "VGG-11"),
+            _built_in("convolutional", "vgg16", "VGG-16"),
+            _built_in("convolutional", "mobilenetv2", "MobileNetV2"),
+            _built_in("convolutional", "resnet101", "ResNet-101"),
+            _built_in("convolutional", "alexnet", "AlexNet"),
+            _built_in("convolutional", "cosmoflow", "CosmoFlow", "volumes"),
+            _built_in("flat", "mlp", "MLP"),
+            _built_in("flat", "stack", "stack"),
+            _built_in("transformers", "vit-tiny", "ViT-Ti"),
+            _built_in("transformers", "vit-small", "ViT-S"),
+            _built_in("transformers", "vit-base", "ViT-B"),
+            _built_in("transformers", "gpt-tiny", "GPT-tiny", "tokens"),
+            _built_in("transformers", "gpt-small", "GPT-2 small", "tokens"),
+            _built_in("transformers", "gpt-medium", "GPT-2 medium", "tokens"),
         )
     },
     _of_package,
