@@ -3,12 +3,12 @@
 A class folder is one job, with one writer and one checksum. JPEG encoding holds Python's lock, so
 the writers are processes::
 
-    write -> a thread per process -- a line per job ----> serve: draws, encodes, writes a folder
-                                  <-- a line per record --
+    write -> a thread per process -- its class folders --> serve: draws, encodes, writes them
+                                  <-- their records ------
 
 The processes are started as programs of their own: a parent with threads or a GPU must not fork,
-and :mod:`multiprocessing`'s spawn would run the caller's script again. When this process dies,
-their input ends and they stop.
+and :mod:`multiprocessing`'s spawn would run the caller's script again. When this process dies, they
+stop after the folder at hand.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import json
 import os
 import subprocess
 import sys
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,85 +111,56 @@ def write_class_folders(
         OSError: a folder could not be written.
         DataError: a process ended on its own.
     """
-    spec = asdict(content.spec)
-    setup = {"spec": spec, "seed": content.seed, "root": str(root), "images": images}
-    todo = deque(enumerate(jobs))
-    records: list[Record | None] = [None] * len(jobs)
-
-    def feed() -> None:
-        with _start(keep_fds) as child:
-            try:
-                _send(child, setup)
-                with suppress(IndexError):  # another thread may have taken the last one
-                    while True:
-                        number, job = todo.popleft()
-                        records[number] = _send(child, job)
-            except BaseException:
-                todo.clear()
-                raise
-            finally:
-                assert child.stdin is not None
-                with suppress(BrokenPipeError):
-                    child.stdin.close()
-
+    setup = {"spec": asdict(content.spec), "seed": content.seed, "root": str(root)}
+    setup |= {"images": images, "parent": os.getpid()}
+    shares = [jobs[first::workers] for first in range(min(workers, len(jobs)))]
     with ThreadPoolExecutor(workers) as pool:
-        feeders = [pool.submit(feed) for _ in range(min(workers, len(jobs)))]
-        try:
-            for feeder in feeders:
-                feeder.result()
-        except BaseException:
-            todo.clear()
-            raise
-    return [record for record in records if record is not None]
+        written = pool.map(lambda share: _written({**setup, "jobs": share}, keep_fds), shares)
+        records = {
+            job: record
+            for share, of_share in zip(shares, written, strict=True)
+            for job, record in zip(share, of_share, strict=True)
+        }
+    return [records[job] for job in jobs]
 
 
-def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:
-    source_root = str(Path(__file__).parents[2])
-    paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
+def _written(request: dict[str, Any], keep_fds: tuple[int, ...]) -> list[Record]:
+    """The records of the class folders that one process writes."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
         [sys.executable, "-c", _SERVE],
-        stdin=subprocess.PIPE,
+        input=json.dumps(request),
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         pass_fds=keep_fds,
+        check=False,
     )
-
-
-def _send(child: subprocess.Popen[str], request: Any) -> Any:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(json.dumps(request) + "\n")
-        child.stdin.flush()
-        line = child.stdout.readline()
-    except BrokenPipeError:
-        line = ""
-    if not line:
+    if done.returncode:
         raise DataError(
-            f"a process that writes JPEG files ended early (exit status {child.wait()}); "
+            f"a process that writes JPEG files ended early (exit status {done.returncode}); "
             "its last words are above"
         )
-    answer = json.loads(line)
+    answer = json.loads(done.stdout)
     if "errno" in answer:
         raise OSError(answer["errno"], answer["error"], answer["path"])
-    return answer
+    records: list[Record] = answer["records"]
+    return records
 
 
 def serve() -> None:
-    """Runs a helper process: reads a job per line of standard input, prints a record per line."""
-    setup = json.loads(sys.stdin.readline())
-    content = Content(DatasetSpec(**setup["spec"]), setup["seed"])
-    folders = ClassFolders(content, Path(setup["root"]), setup["images"])
-    _answer({"ready": True})
-    for line in iter(sys.stdin.readline, ""):
-        split, label = json.loads(line)
+    """Runs a helper process: reads a request on standard input, prints the records of its jobs."""
+    request = json.load(sys.stdin)
+    content = Content(DatasetSpec(**request["spec"]), request["seed"])
+    folders = ClassFolders(content, Path(request["root"]), request["images"])
+    records = []
+    for split, label in request["jobs"]:
+        if os.getppid() != request["parent"]:  # it has died, and nobody wants the data
+            return
         try:
-            _answer(folders.write(split, label))
+            records.append(folders.write(split, label))
         except OSError as error:
             path = None if error.filename is None else str(error.filename)
-            _answer({"errno": error.errno, "error": error.strerror, "path": path})
-
-
-def _answer(value: Any) -> None:
-    print(json.dumps(value), flush=True)
+            print(json.dumps({"errno": error.errno, "error": error.strerror, "path": path}))
+            return
+    print(json.dumps({"records": records}))
