@@ -132,24 +132,22 @@ def folder_crc(crc: int, name: str, content: BytesLike) -> int:
     return zlib.crc32(content, zlib.crc32(os.fsencode(name), crc))
 
 
-def record_of(path: Path, *, contents: bool) -> Record:
-    """Describes the file, or the folder of files, at ``path``; ``crc32`` is 0 without ``contents``.
+def record_of(path: Path) -> Record:
+    """Describes the file, or the folder of files, at ``path``; reads all of it.
 
     Raises:
         OSError: nothing is there, or it cannot be read.
     """
     size = crc = 0
     if not path.is_dir():
-        if contents:
-            with path.open("rb", buffering=0) as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    crc = zlib.crc32(chunk, crc)
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                crc = zlib.crc32(chunk, crc)
         return {"files": 0, "size_bytes": path.stat().st_size, "crc32": crc}
     files = sorted((name, state.st_size) for name, state in _files_below(path))
     for name, size_bytes in files:
         size += size_bytes
-        if contents:
-            crc = folder_crc(crc, name, (path / name).read_bytes())
+        crc = folder_crc(crc, name, (path / name).read_bytes())
     return {"files": len(files), "size_bytes": size, "crc32": crc}
 
 
@@ -178,7 +176,7 @@ def _files_below(folder: Path | str, within: str = "") -> Iterator[tuple[str, os
 def _check_record(path: Path, expected: Record) -> str | None:
     """How sizes or checksums of ``path`` differ from ``expected``; None if they do not."""
     try:
-        present = record_of(path, contents=True)
+        present = record_of(path)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -332,18 +330,14 @@ SCHEMA_VERSION = 1
 
 
 def _request_facts(request: DataRequest) -> dict[str, Any]:
-    """Fields of a manifest that ``request`` decides.
-
-    The user's own data is always copied whole, so its scale and seed do not matter.
-    """
-    made = request.is_synthetic
+    """Fields of a manifest that ``request`` decides."""
     return {
         "dataset": request.dataset,
         "format": request.format,
-        "scale": request.scale if made else 1.0,
-        "seed": request.seed if made else 0,
-        "source": request.source if made else str(source_folder(request)),
-        "content_version": CONTENT_VERSION if made else 0,
+        "scale": request.scale,
+        "seed": request.seed,
+        "source": request.source,
+        "content_version": CONTENT_VERSION,
     }
 
 
@@ -361,15 +355,14 @@ def source_folder(request: DataRequest) -> Path:
 
 @dataclass(frozen=True)
 class Manifest(Form):
-    """Description of a folder of data.
+    """Description of a folder of synthetic data.
 
     Args:
         schema_version: of this file.
-        dataset, format, scale, seed, source: of the request; scale and seed of copied data are
-            1 and 0, since all of it is copied.
-        content_version: of the generator; 0 for the user's own data.
-        source_digest: of the user's own data when it was copied; empty for synthetic data.
-        images: images of each split; empty for the user's own data.
+        dataset, format, scale, seed, source: of the request.
+        content_version: of the generator.
+        source_digest: empty; it is part of every digest of this version.
+        images: images of each split.
         total_bytes: sum over all files, the manifest itself excluded.
         files: path relative to the folder -> record; JPEG files have one record per class folder.
         created: when, ISO 8601 with time zone.
@@ -408,13 +401,12 @@ class Manifest(Form):
         *,
         images: dict[str, int],
         generation_s: float,
-        source_digest: str = "",
     ) -> Manifest:
         """Manifest of ``files``, written just now for ``request``."""
         return cls(
             schema_version=SCHEMA_VERSION,
             **_request_facts(request),
-            source_digest=source_digest,
+            source_digest="",
             images=images,
             total_bytes=sum(record["size_bytes"] for record in files.values()),
             files=files,

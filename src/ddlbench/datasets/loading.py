@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 
 from ddlbench.datasets.decoding import decode
 from ddlbench.datasets.files import (
-    MANIFEST_NAME,
     ArraySplit,
     DataError,
     EncodedSplit,
@@ -39,7 +38,7 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if request.is_synthetic or (path / MANIFEST_NAME).exists():
+    if request.is_synthetic:
         problem = Manifest.read(path).mismatch(request)
         if problem:
             raise DataError(f"{path} holds other data: {problem}; stage it first")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
@@ -47,7 +46,7 @@ from ddlbench.datasets.files import (
 )
 from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.synthetic import CONTENT_VERSION
-from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_data
+from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 
 _log = logging.getLogger(__name__)
@@ -65,12 +64,11 @@ class Staged:
 
     Args:
         path: its folder.
-        manifest_digest: 64 hex digits that identify its contents; of the user's own data the same
-            whether it is copied or not.
+        manifest_digest: 64 hex digits that identify its contents.
         reused: it was there already.
         stage_s: duration of this call in seconds, with the wait for another job.
         verify_s: the part of ``stage_s`` in which checksums of data that was there are compared.
-        size_bytes: sum of its files; None for the user's own data read in place.
+        size_bytes: sum of its files; None for the user's own data.
     """
 
     path: Path
@@ -82,19 +80,16 @@ class Staged:
 
 
 def data_folder(request: DataRequest, scratch: Path) -> Path:
-    """Where the data of ``request`` lies or will lie; the user's folder if it is read in place."""
-    top = own_folder(scratch)
+    """Where the data of ``request`` lies or will lie; the user's own is read in its place."""
+    if not request.is_synthetic:
+        return source_folder(request)
     name = f"{request.dataset}-{request.format}"
-    if request.is_synthetic:
-        return top / f"{name}-x{request.scale:.12g}-s{request.seed}-v{CONTENT_VERSION}"
-    source = source_folder(request)
-    if not request.copy_to_scratch:
-        return source
-    return top / f"{name}-own-{hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()}"
+    name += f"-x{request.scale:.12g}-s{request.seed}-v{CONTENT_VERSION}"
+    return own_folder(scratch) / name
 
 
 def stage(request: DataRequest, scratch: Path, *, workers: int | None = None) -> Staged:
-    """Makes sure that the data of ``request`` is on this node, complete.
+    """Makes sure that the data of ``request`` is on this node, complete; the user's own is read.
 
     Args:
         request: which data.
@@ -108,25 +103,23 @@ def stage(request: DataRequest, scratch: Path, *, workers: int | None = None) ->
     """
     begin = time.perf_counter()
     workers = workers or available_cpus()
-    user_data = None if request.is_synthetic else inspect_user_data(request)
-    if user_data is not None and not request.copy_to_scratch:
-        return Staged(
-            user_data.folder, user_data.digest, True, time.perf_counter() - begin, 0.0, None
-        )
+    if not request.is_synthetic:
+        user_data = inspect_user_data(request)
+        elapsed_s = time.perf_counter() - begin
+        return Staged(user_data.folder, user_data.digest, True, elapsed_s, 0.0, None)
     folder = data_folder(request, scratch)
     with _disk_errors(request, scratch), _locked(folder) as lock_fd:
         to_verify = not is_verified(folder)
         verifying = time.perf_counter()
-        manifest = _usable(request, user_data, folder, to_verify, workers)
+        manifest = _usable(request, folder, to_verify, workers)
         reused = manifest is not None
         verify_s = time.perf_counter() - verifying if reused and to_verify else 0.0
         if manifest is None:
-            manifest = _make(request, user_data, folder, workers, lock_fd)
+            manifest = _make(request, folder, workers, lock_fd)
         if to_verify or not reused:
             note_verified(folder)
     elapsed_s = time.perf_counter() - begin
-    digest = manifest.digest if user_data is None else user_data.digest
-    return Staged(folder, digest, reused, elapsed_s, verify_s, manifest.total_bytes)
+    return Staged(folder, manifest.digest, reused, elapsed_s, verify_s, manifest.total_bytes)
 
 
 def hold(request: DataRequest, scratch: Path) -> Path:
@@ -228,9 +221,7 @@ def _locked(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _usable(
-    request: DataRequest, user_data: UserData | None, folder: Path, to_verify: bool, workers: int
-) -> Manifest | None:
+def _usable(request: DataRequest, folder: Path, to_verify: bool, workers: int) -> Manifest | None:
     """The manifest of ``folder`` if that holds the data of ``request``; else None.
 
     With ``to_verify`` its checksums must be right, too.
@@ -243,8 +234,6 @@ def _usable(
         problem: str | None = str(error)
     else:
         problem = manifest.mismatch(request)
-        if user_data is not None and manifest.source_digest != user_data.digest:
-            problem = f"{user_data.folder} has changed since it was copied"
         if problem is None and to_verify:
             problem = manifest.damage(folder, workers=workers)
         if problem is None:
@@ -253,22 +242,17 @@ def _usable(
     return None
 
 
-def _make(
-    request: DataRequest, user_data: UserData | None, folder: Path, workers: int, lock_fd: int
-) -> Manifest:
+def _make(request: DataRequest, folder: Path, workers: int, lock_fd: int) -> Manifest:
     _clear_leftovers(folder)
     if folder.exists():
         shutil.rmtree(folder)
-    needed = estimate_bytes(request) if user_data is None else user_data.size_bytes(workers)
+    needed = estimate_bytes(request)
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
         raise _no_room(request, folder.parent, needed, free)
     temporary = _temporary(folder)
     try:
-        if user_data is None:
-            manifest = write_dataset(request, temporary, workers=workers, keep_fds=(lock_fd,))
-        else:
-            manifest = copy_user_data(request, user_data, temporary, workers)
+        manifest = write_dataset(request, temporary, workers=workers, keep_fds=(lock_fd,))
         temporary.rename(folder)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,6 @@
 """The user's own data: images in torchvision's layout, tables, archives or files of tokens.
 
-It is looked at before it is used, or copied.
+It is looked at before it is used, and read in its place.
 """
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import shutil
-import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +25,6 @@ from ddlbench.datasets.files import (
     DataError,
     EncodedSplit,
     FileSplit,
-    Manifest,
-    Record,
     Split,
     TokenSplit,
     available_cpus,
@@ -54,35 +49,24 @@ class UserData:
 
     Args:
         folder: its absolute path; a file's folder.
-        parts: its files, or its class folders, as paths from ``folder``.
         digest: 64 hex digits: of the contents of idx, cifar and token files; of image folders, of
             all names, and the size, beginning and end of some thousand files (reading 150 GB would
             take longer than many a run); of tables and archives, of names, sizes, labels,
             beginnings, ends and pieces between them.
         samples: in each split.
         classes: labels that occur in training, or could; of tokens 0.
-        images: of a part that is a class folder, the paths of its images from that folder.
         left_out: files that are not read, by ending.
         not_classes: folders beside class folders that are not read.
         empty_classes: classes without an image in training.
     """
 
     folder: Path
-    parts: list[str]
     digest: str
     samples: dict[str, int]
     classes: int = 0
-    images: dict[str, list[str]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     not_classes: tuple[str, ...] = ()
     empty_classes: tuple[str, ...] = ()
-
-    def size_bytes(self, workers: int) -> int:
-        """Sum of the sizes of all files, from the file system."""
-        jobs = [
-            partial(_size_bytes, self.folder / part, self.images.get(part)) for part in self.parts
-        ]
-        return sum(in_parallel(jobs, workers))
 
     def train_samples(self, scale: float) -> int:
         """Training samples that are read at a scale."""
@@ -127,11 +111,10 @@ def inspect_user_data(request: DataRequest) -> UserData:
     train = splits["train"]
     if isinstance(train, FileSplit):
         return _of_class_folders(request, folder, splits, samples)
-    parts = _files_of(request, root)
     whole = not isinstance(train, EncodedSplit)
-    facts = {part: _record(folder / part, whole)["crc32"] for part in parts}
+    facts = {file: _crc_of(folder / file, whole) for file in _files_of(request, root)}
     if isinstance(train, TokenSplit):
-        return UserData(folder, parts, _digest(request, facts), samples)
+        return UserData(folder, _digest(request, facts), samples)
     for split, data in splits.items():
         assert not isinstance(data, TokenSplit)
         facts[f"labels of {split}"] = zlib.crc32(data.labels.astype("<i8").tobytes())
@@ -140,7 +123,7 @@ def inspect_user_data(request: DataRequest) -> UserData:
     seen = set(np.unique(train.labels).tolist())
     empty = [names[k] if names else str(k) for k in range(classes) if k not in seen]
     digest = _digest(request, facts)
-    return UserData(folder, parts, digest, samples, classes, empty_classes=tuple(empty))
+    return UserData(folder, digest, samples, classes, empty_classes=tuple(empty))
 
 
 def _digest(request: DataRequest, facts: Mapping[str, object]) -> str:
@@ -170,7 +153,6 @@ def _of_class_folders(
     request: DataRequest, folder: Path, splits: dict[str, Split], samples: dict[str, int]
 ) -> UserData:
     facts: dict[str, object] = {}
-    images: dict[str, list[str]] = {}
     left_out: Counter[str] = Counter()
     not_classes: dict[str, None] = {}
     for split, data in splits.items():
@@ -179,8 +161,6 @@ def _of_class_folders(
         for label, name in zip(data.labels.tolist(), data.names.tolist(), strict=True):
             key = data.classes[label]
             crcs[key] = zlib.crc32(b"/" + name, crcs[key])
-            part = os.path.relpath(data.folder / key, folder)
-            images.setdefault(part, []).append(os.fsdecode(name))
         facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
         facts[f"images of {split}"] = _images_digest(data)
         left_out += data.left_out
@@ -188,19 +168,14 @@ def _of_class_folders(
     train = splits["train"]
     assert isinstance(train, FileSplit)
     seen = set(np.unique(train.labels).tolist())
-    empty = tuple(name for label, name in enumerate(train.classes) if label not in seen)
-    for name in empty:  # its number has to stay
-        images.setdefault(os.path.relpath(train.folder / name, folder), [])
     return UserData(
         folder,
-        list(images),
         _digest(request, facts),
         samples,
         len(train.classes),
-        images,
         left_out,
         tuple(not_classes),
-        empty,
+        tuple(name for label, name in enumerate(train.classes) if label not in seen),
     )
 
 
@@ -242,62 +217,11 @@ def _check_labels(request: DataRequest, root: Path, split: str, labels: np.ndarr
         )
 
 
-def _record(path: Path, whole: bool) -> Record:
-    """Size and checksum of a file; where not ``whole``, of its ends and some pieces."""
+def _crc_of(path: Path, whole: bool) -> int:
+    """CRC-32 of a file; where not ``whole``, of its size, its ends and some pieces."""
     if whole:
-        return record_of(path, contents=True)
-    crc = crc_of_pieces(path, _ENDS_BYTES, _PIECES)
-    return {"files": 0, "size_bytes": path.stat().st_size, "crc32": crc}
-
-
-def _size_bytes(part: Path, images: Sequence[str] | None) -> int:
-    if images is None:
-        return record_of(part, contents=False)["size_bytes"]
-    return sum((part / image).stat().st_size for image in images)
-
-
-def copy_user_data(
-    request: DataRequest, user_data: UserData, folder: Path, workers: int
-) -> Manifest:
-    """Copies ``own`` into the new folder ``folder``, manifest last.
-
-    Raises:
-        OSError: a file could not be read or written.
-    """
-    begin = time.perf_counter()
-    folder.mkdir(parents=True)
-    jobs = [
-        partial(_copy, user_data.folder / part, folder / part, user_data.images.get(part))
-        for part in user_data.parts
-    ]
-    records = dict(zip(user_data.parts, in_parallel(jobs, workers), strict=True))
-    manifest = Manifest.of(
-        request,
-        records,
-        images={},
-        generation_s=time.perf_counter() - begin,
-        source_digest=user_data.digest,
-    )
-    manifest.write(folder)
-    return manifest
-
-
-def _copy(source: Path, target: Path, images: Sequence[str] | None) -> Record:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if images is None:
-        shutil.copyfile(source, target)
-        expected = record_of(source, contents=False)
-    else:
-        target.mkdir()
-        for image in images:
-            (target / image).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / image, target / image)
-        size_bytes = _size_bytes(source, images)
-        expected = {"files": len(images), "size_bytes": size_bytes, "crc32": 0}
-    copied = record_of(target, contents=True)
-    if (copied["files"], copied["size_bytes"]) != (expected["files"], expected["size_bytes"]):
-        raise DataError(f"{source} changed while it was copied; stage the data again")
-    return copied
+        return record_of(path)["crc32"]
+    return crc_of_pieces(path, _ENDS_BYTES, _PIECES)
 
 
 def faults(request: DataRequest) -> Iterator[str | None]:

@@ -264,7 +264,6 @@ class DataRequest:
         scale: share of the dataset's images, over 0; 1 is the whole of it.
         seed: of the synthetic content; at least 0.
         source: "synthetic", or the folder of the user's own data in torchvision's layout.
-        copy_to_scratch: copy the user's own data to the scratch folder before reading.
 
     Raises:
         ConfigError: a field is out of range, or the dataset cannot have that format.
@@ -275,7 +274,6 @@ class DataRequest:
     scale: float = 1.0
     seed: int = 0
     source: str = SYNTHETIC
-    copy_to_scratch: bool = False
 
     def __post_init__(self) -> None:
         DATASETS.check(self.dataset)

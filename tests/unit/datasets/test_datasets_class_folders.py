@@ -14,7 +14,6 @@ from PIL import Image
 from ddlbench.datasets.class_folders import EXTENSIONS, IMAGE_FORMATS, read
 from ddlbench.datasets.files import DataError, FileSplit, crc_of_pieces
 from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import stage
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.networks.torchvision_compat import datasets as torchvision_datasets
@@ -197,22 +196,6 @@ def test_what_lies_there_is_said(make, message, tmp_path):
     with pytest.raises(DataError, match=message) as raised:
         inspect_user_data(request(tmp_path))
     assert "\n" not in str(raised.value)
-
-
-def test_a_copy_holds_the_images_alone_and_has_the_same_digest(tmp_path):
-    root = class_folders(tmp_path / "own")
-    (root / "train/bee/part2").mkdir()
-    (root / "train/bee/000.png").rename(root / "train/bee/part2/000.png")
-    (root / "train/bee/huge.zip").write_bytes(bytes(5000))
-    in_place = stage(request(root), tmp_path / "scratch")
-    copied = stage(request(root, copy_to_scratch=True), tmp_path / "scratch")
-    assert copied.manifest_digest == in_place.manifest_digest
-    assert not list(copied.path.rglob("*.zip"))
-    assert stage(request(root, copy_to_scratch=True), tmp_path / "scratch").reused
-    ours = open_split(root, request(root), "train")
-    theirs = open_split(copied.path, request(root, copy_to_scratch=True), "train")
-    for sample_id in range(len(ours)):
-        assert (ours[sample_id][0] == theirs[sample_id][0]).all()
 
 
 @pytest.mark.parametrize("change", ["larger", "same size", "copied"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases.copied_photos import assert_copy_is_the_same
+from cases.own_photos import assert_photos_are_read
 from PIL import Image
 
 from ddlbench.datasets import huggingface, tables
@@ -587,9 +587,7 @@ def test_other_columns_are_no_tokens(
     assert says in str(caught.value)
 
 
-def test_a_copy_on_scratch_holds_the_same_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_photos_of_both_splits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = datasets.DatasetDict(train=pets(0, 20), validation=pets(20, 4), test=pets(0, 2))
     saved.save_to_disk(str(tmp_path / "photos"))
-    assert_copy_is_the_same(tmp_path, "huggingface", monkeypatch)
+    assert_photos_are_read(tmp_path, "huggingface", monkeypatch)

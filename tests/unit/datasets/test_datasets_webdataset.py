@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases.copied_photos import assert_copy_is_the_same
+from cases.own_photos import assert_photos_are_read
 from PIL import Image
 
 from ddlbench.datasets import webdataset
@@ -385,12 +385,10 @@ def test_without_the_library_the_extra_is_named(
     assert "pip install 'ddlbench[data]'" in refused(root)
 
 
-def test_a_copy_on_scratch_holds_the_same_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_photos_of_both_splits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "photos" / "train-0.tar", [sample(k) for k in range(20)])
     write(tmp_path / "photos" / "val-0.tar", [sample(k) for k in range(20, 24)])
-    assert_copy_is_the_same(tmp_path, "webdataset", monkeypatch)
+    assert_photos_are_read(tmp_path, "webdataset", monkeypatch)
     tokens = DatasetSpec.of_tokens(
         "text", "Text", vocabulary=9, sequence_length=4, num_train=1, num_val=1
     )

@@ -53,7 +53,7 @@ def write(content, root, images, workers, keep_fds):
         ):
             path = root / f"{split}-{name}.npy"
             np.save(path, values)
-            records[path.name] = record_of(path, contents=True)
+            records[path.name] = record_of(path)
     return records
 
 

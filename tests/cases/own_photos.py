@@ -1,4 +1,4 @@
-"""A copy of a folder of photos on scratch is the same data; for every format that is read."""
+"""A folder of photos is read; for every format of other libraries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import pytest
 
 from ddlbench.datasets import declared
 from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
+from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec, OwnDataset
 
 
-def assert_copy_is_the_same(
-    folder: Path, data_format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copy ``folder/photos``, and read both.
+def assert_photos_are_read(folder: Path, data_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read ``folder/photos``.
 
     Of its 20 training and 4 validation images the k-th has pixels of value k, and class k % 3.
     """
@@ -27,12 +25,8 @@ def assert_copy_is_the_same(
     request = DataRequest("photos", source=place)
     data = inspect_user_data(request)
     assert (data.samples, data.classes) == ({"train": 20, "val": 4}, 3)
-    copy_user_data(request, data, folder / "copy", workers=1)
     for split, numbers in (("train", range(20)), ("val", range(20, 24))):
         ids = np.arange(len(numbers))
-        there, here = (
-            open_split(folder / name, request, split).gather(ids) for name in ("photos", "copy")
-        )
-        assert here[0].equal(there[0])
-        assert here[0][:, 0, 0, 0].tolist() == list(numbers)
-        assert here[1].tolist() == [k % 3 for k in numbers]
+        images, labels = open_split(folder / "photos", request, split).gather(ids)
+        assert images[:, 0, 0, 0].tolist() == list(numbers)
+        assert labels.tolist() == [k % 3 for k in numbers]
