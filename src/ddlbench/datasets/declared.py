@@ -110,17 +110,11 @@ def _basis(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
         "label_key": columns.label,
     }
     if entry.vocabulary and entry.sequence:
-        spec = DatasetSpec.of_tokens(
-            name,
-            title,
-            vocabulary=entry.vocabulary,
-            sequence_length=entry.sequence,
-            num_train=1,
-            num_val=1,
-        )
-        return replace(spec, native_format=data_format, **further)
-    shape = _shape(entry, data_format, root, place)
-    classes = entry.classes or _MOST_CLASSES
+        classes, shape = entry.vocabulary, (0, 0, 0)
+        further["sequence_length"] = entry.sequence
+    else:
+        classes = entry.classes or _MOST_CLASSES
+        shape = _shape(entry, data_format, root, place)
     return DatasetSpec(name, title, classes, *shape, 1, 1, data_format, **further)
 
 

@@ -42,6 +42,8 @@ _TOKENS_OF_16_BITS = 1 << 16
 class DatasetSpec(Form):
     """One dataset: images or volumes with a class each, or sequences of tokens.
 
+    Each token is the label of the one before.
+
     Args:
         name: key in configurations and paths.
         label: how figures write it.
@@ -78,27 +80,6 @@ class DatasetSpec(Form):
     source: str = ""
     image_key: str = ""
     label_key: str = ""
-
-    @classmethod
-    def of_tokens(
-        cls,
-        name: str,
-        label: str,
-        *,
-        vocabulary: int,
-        sequence_length: int,
-        num_train: int,
-        num_val: int,
-        white: float = 0.6,
-        hatch: str = "xxxxx",
-    ) -> DatasetSpec:
-        """A dataset of sequences, in which each token is the label of the one before."""
-        return cls(
-            *(name, label, vocabulary, 0, 0, 0, num_train, num_val, "tokens"),
-            white=white,
-            hatch=hatch,
-            sequence_length=sequence_length,
-        )
 
     @property
     def kind(self) -> Kind:
@@ -210,13 +191,13 @@ DATASETS: Registry[DatasetSpec] = Registry(
             # classes. ParaDL gives no validation set; we take a tenth.
             DatasetSpec("cosmoflow", "CosmoFlow", 4, 4, 256, 256, 1_584, 176, "raw", depth=256),
             # Of ours: short sequences for one core, and those that GPT-2 reads.
-            DatasetSpec.of_tokens(
-                "tokens", "Tokens", vocabulary=256, sequence_length=128,
-                num_train=50_000, num_val=5_000, white=0.3, hatch="++",
+            DatasetSpec(
+                "tokens", "Tokens", 256, 0, 0, 0, 50_000, 5_000, "tokens",
+                sequence_length=128, white=0.3, hatch="++",
             ),
-            DatasetSpec.of_tokens(
-                "tokens-gpt2", "Tokens (GPT-2)", vocabulary=50_257, sequence_length=1024,
-                num_train=100_000, num_val=1_000, white=0.8, hatch="++",
+            DatasetSpec(
+                "tokens-gpt2", "Tokens (GPT-2)", 50_257, 0, 0, 0, 100_000, 1_000, "tokens",
+                sequence_length=1024, white=0.8, hatch="++",
             ),
         )
     },

@@ -27,12 +27,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 PHOTOS = DatasetSpec("photos", "Photos", 1000, 3, 8, 8, 1, 1, "huggingface", source="photos")
-TEXT = replace(
-    DatasetSpec.of_tokens(
-        "text", "Text", vocabulary=300, sequence_length=4, num_train=1, num_val=1
-    ),
-    source="text",
-)
+TEXT = DatasetSpec("text", "Text", 300, 0, 0, 0, 1, 1, "tokens", sequence_length=4, source="text")
 PETS = ["cat", "dog", "eel"]
 
 

@@ -20,12 +20,8 @@ from ddlbench.networks import build
 from ddlbench.strategies.training import MeanCrossEntropy
 
 ENTROPY_RATE = 1.75 * math.log(2)  # nats a token, of the chain
-SMALL = DatasetSpec.of_tokens(
-    "small-tokens", "Small", vocabulary=32, sequence_length=12, num_train=2048, num_val=64
-)
-LARGE = DatasetSpec.of_tokens(
-    "large-tokens", "Large", vocabulary=100_000, sequence_length=8, num_train=40, num_val=8
-)
+SMALL = DatasetSpec("small-tokens", "Small", 32, 0, 0, 0, 2048, 64, "tokens", sequence_length=12)
+LARGE = DatasetSpec("large-tokens", "Large", 100_000, 0, 0, 0, 40, 8, "tokens", sequence_length=8)
 
 
 @pytest.fixture(autouse=True)
@@ -239,9 +235,7 @@ def test_tokens_outside_the_vocabulary_are_named_with_the_causes(vocabulary, wro
 
 
 def own_tokens(vocabulary: int) -> DatasetSpec:
-    spec = DatasetSpec.of_tokens(
-        "own", "Own", vocabulary=vocabulary, sequence_length=16, num_train=1, num_val=1
-    )
+    spec = DatasetSpec("own", "Own", vocabulary, 0, 0, 0, 1, 1, "tokens", sequence_length=16)
     return replace(spec, source="corpus.bin")
 
 

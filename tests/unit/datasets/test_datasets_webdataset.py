@@ -389,7 +389,5 @@ def test_photos_of_both_splits_are_read(tmp_path: Path, monkeypatch: pytest.Monk
     write(tmp_path / "photos" / "train-0.tar", [sample(k) for k in range(20)])
     write(tmp_path / "photos" / "val-0.tar", [sample(k) for k in range(20, 24)])
     assert_photos_are_read(tmp_path, "webdataset", monkeypatch)
-    tokens = DatasetSpec.of_tokens(
-        "text", "Text", vocabulary=9, sequence_length=4, num_train=1, num_val=1
-    )
+    tokens = DatasetSpec("text", "Text", 9, 0, 0, 0, 1, 1, "tokens", sequence_length=4)
     assert "tokens are read from" in refused(tmp_path, spec=tokens)

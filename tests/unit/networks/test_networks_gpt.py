@@ -19,9 +19,7 @@ from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.strategies.training import MeanCrossEntropy
 
 GPT2 = DATASETS["tokens-gpt2"]
-SMALL = DatasetSpec.of_tokens(
-    "small-tokens", "Small", vocabulary=32, sequence_length=12, num_train=64, num_val=16
-)
+SMALL = DatasetSpec("small-tokens", "Small", 32, 0, 0, 0, 64, 16, "tokens", sequence_length=12)
 # Weights of the networks that OpenAI published, whose head is the token embedding; layers, width.
 PUBLISHED = {"gpt-small": (124_439_808, 12, 768), "gpt-medium": (354_823_168, 24, 1024)}
 OURS = {"gpt-small": 163_037_184, "gpt-medium": 406_286_336}
