@@ -26,9 +26,10 @@ import copy
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
@@ -418,8 +419,7 @@ def _borrowers(network: nn.Sequential) -> Iterator[str]:
             yield name
 
 
-@contextmanager
-def _watching_gradients(step: _Step) -> Iterator[None]:
+def _watching_gradients(step: _Step) -> AbstractContextManager[object]:
     """Note calls of ``torch.autograd.grad`` whose result is differentiated again."""
     original = torch.autograd.grad
 
@@ -427,15 +427,10 @@ def _watching_gradients(step: _Step) -> Iterator[None]:
         step.gradients_within |= bool(named.get("create_graph"))
         return original(*arguments, **named)
 
-    torch.autograd.grad = grad
-    try:
-        yield
-    finally:
-        torch.autograd.grad = original
+    return patch.object(torch.autograd, "grad", grad)
 
 
-@contextmanager
-def _watching_batch_norm(step: _Step) -> Iterator[None]:
+def _watching_batch_norm(step: _Step) -> AbstractContextManager[object]:
     """Note calls of batch norm that use the statistics of the samples (``F.batch_norm``)."""
     original = torch.batch_norm
 
@@ -444,11 +439,7 @@ def _watching_batch_norm(step: _Step) -> Iterator[None]:
         step.normalises |= bool(training)
         return original(*arguments, **named)
 
-    torch.batch_norm = batch_norm
-    try:
-        yield
-    finally:
-        torch.batch_norm = original
+    return patch.object(torch, "batch_norm", batch_norm)
 
 
 _TRAINING = 5  # the place of this argument of torch.batch_norm

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -187,7 +188,13 @@ class _Recorder(TorchFunctionMode):
         self._generators = generators_of_host()
         before = self._states()
         trained = [weight.requires_grad for weight in self._module.parameters()]
-        with self._calls_seen(), self._autograd_functions_seen(), self:
+        with (
+            self._calls_seen(),
+            self._autocasts_seen(),
+            self._hooks_of_memory_seen(),
+            self._autograd_functions_seen(),
+            self,
+        ):
             returned = call(inputs)
         if trained != [weight.requires_grad for weight in self._module.parameters()]:
             raise CannotRecord("its forward pass says which weights are trained")
@@ -226,8 +233,7 @@ class _Recorder(TorchFunctionMode):
 
     # Modules -------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _calls_seen(self) -> Iterator[None]:
+    def _calls_seen(self) -> AbstractContextManager[object]:
         original = nn.Module.__call__
 
         def called(module: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -250,12 +256,7 @@ class _Recorder(TorchFunctionMode):
                 raise _Blamed(path, f"{path or 'it'} keeps something from call to call")
             return returned
 
-        nn.Module.__call__ = called  # type: ignore[method-assign]
-        try:
-            with self._autocasts_seen(), self._hooks_of_memory_seen():
-                yield
-        finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+        return patch.object(nn.Module, "__call__", called)
 
     def _what_blocks_lose(self, module: nn.Module) -> str:
         """What a module does beside its forward pass, as a verb; empty if blocks lose nothing."""
@@ -272,8 +273,7 @@ class _Recorder(TorchFunctionMode):
         where = self._stack[-1] if self._stack else ""
         return _Blamed(where, f"{where or 'it'} {why}")
 
-    @contextmanager
-    def _hooks_of_memory_seen(self) -> Iterator[None]:
+    def _hooks_of_memory_seen(self) -> AbstractContextManager[object]:
         """Blame whoever has activations kept in another way (checkpoints, memory of the host)."""
         enter = torch.autograd.graph.saved_tensors_hooks.__enter__
 
@@ -282,14 +282,9 @@ class _Recorder(TorchFunctionMode):
                 raise self._blamed("keeps or recomputes activations in a way of its own")
             enter(context)
 
-        torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+        return patch.object(torch.autograd.graph.saved_tensors_hooks, "__enter__", entered)
 
-    @contextmanager
-    def _autocasts_seen(self) -> Iterator[None]:
+    def _autocasts_seen(self) -> AbstractContextManager[object]:
         enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
 
         def entered(context: torch.autocast) -> Any:
@@ -300,14 +295,9 @@ class _Recorder(TorchFunctionMode):
             self._autocasts.pop()
             return leave(context, *error)
 
-        torch.autocast.__enter__, torch.autocast.__exit__ = entered, left  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.autocast.__enter__, torch.autocast.__exit__ = enter, leave  # type: ignore[method-assign]
+        return patch.multiple(torch.autocast, __enter__=entered, __exit__=left)
 
-    @contextmanager
-    def _autograd_functions_seen(self) -> Iterator[None]:
+    def _autograd_functions_seen(self) -> AbstractContextManager[object]:
         """Record a function that has a backward pass of its own as one, not what is within it."""
         original = torch.autograd.Function.__dict__["apply"]
 
@@ -324,11 +314,7 @@ class _Recorder(TorchFunctionMode):
             self._note_returned(returned, entry)
             return returned
 
-        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            torch.autograd.Function.apply = original  # type: ignore[method-assign]
+        return patch.object(torch.autograd.Function, "apply", classmethod(applied))
 
     def _layer(
         self,
