@@ -376,8 +376,7 @@ class Site:
         )
 
     def supports(self, cell: Cell) -> str | None:
-        if (too_small := self.why_too_small(cell)) is not None:
-            return too_small
+        """Why the site cannot run a cell of a geometry that it has; None if it can."""
         no_link = self._why_no_link(cell)
         if no_link is not None:
             return no_link

@@ -221,10 +221,8 @@ def linear_pairs(cell: Cell) -> LinearPairs | None:
     return _pair_table().get((cell.network, cell.dataset))
 
 
-def why_not_in_pairs(
-    known: LinearPairs | None, network: str, strategy: str, devices: int
-) -> Reason | None:
-    """Why so many devices cannot split a network's pairs of linear layers.
+def why_not_in_pairs(known: LinearPairs | None, cell: Cell, devices: int) -> Reason | None:
+    """Why so many devices cannot split the pairs of linear layers of a cell's network.
 
     None if they can, and where the pairs are not known.
     """
@@ -235,20 +233,20 @@ def why_not_in_pairs(
         return Reason(
             "cannot_be_split",
             f"convolutions hold {known.convolutions / known.weights:.0%} of the weights of "
-            f"{network}, and {strategy} splits pairs of linear layers only; {instead}",
+            f"{cell.network}, and {cell.strategy} splits pairs of linear layers only; {instead}",
         )
     if not known.pairs:
         return Reason(
             "cannot_be_split",
-            f"{network} has no two linear layers that {strategy} could split: only element-wise "
-            f"layers may lie between them, in one nn.Sequential; {instead}",
+            f"{cell.network} has no two linear layers that {cell.strategy} could split: only "
+            f"element-wise layers may lie between them, in one nn.Sequential; {instead}",
         )
     for units, what in ((known.heads, "attention heads"), (known.hidden, "hidden features")):
         if units % devices:
             return Reason(
                 "uneven_split",
-                f"{units} {what} of {network} do not divide over a group of {devices} devices; "
-                f"make groups of a number that divides {units}",
+                f"{units} {what} of {cell.network} do not divide over a group of {devices} "
+                f"devices; make groups of a number that divides {units}",
             )
     return None
 

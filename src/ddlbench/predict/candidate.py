@@ -133,12 +133,9 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     reason = why_unsupported(cell, site)
     if known.spread_of is not None and code_of(reason or "") == "package_missing":
         reason = None
-    if reason is not None and site.scales:
-        larger = site.grown_to(cell)
-        beyond = "" if larger == site else str(site.supports(cell) or "")
-        if beyond:
-            reason = why_unsupported(cell, larger)
-            candidate = replace(candidate, beyond=beyond)
+    if reason is not None and site.scales and (beyond := site.why_too_small(cell)):
+        reason = why_unsupported(cell, site.grown_to(cell))
+        candidate = replace(candidate, beyond=str(beyond))
     reason = reason or why_not_as_tried(cell, site)
     if reason is not None:
         return replace(candidate, reason=Reason(code_of(reason), f"cannot run: {reason}"))
@@ -234,7 +231,8 @@ def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
 
     A candidate that does not train as one device does is not ranked, however fast it is.
     """
-    if candidate.code in _OTHER_UPDATES:
+    code = candidate.code
+    if code in _OTHER_UPDATES:
         return candidate
     if departure := _departure(known.departures, candidate.cell):
         return replace(candidate, reason=Reason("other_training", departure))
@@ -243,7 +241,7 @@ def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
     if not runs or not known.by_runs:
         return replace(candidate, measured_s=runs)
     # It ran, so the lack of a prediction does not speak against it.
-    reason = "" if candidate.code == "no_prediction" else candidate.reason
+    reason = "" if code == "no_prediction" else candidate.reason
     return replace(candidate, measured_s=runs, belief=from_runs(runs), reason=reason)
 
 

@@ -78,9 +78,9 @@ def test_defaults(tmp_path: Path) -> None:
 
 def test_what_a_site_has_no_room_for(tmp_path: Path) -> None:
     site = _load(tmp_path, "device: cpu\nlauncher: local\nnodes: 2\ndevices_per_node: 2")
-    assert site.supports(CELL.with_(nodes=2, devices_per_node=2)) is None
-    assert "has 2 nodes of 2 devices" in str(site.supports(CELL.with_(devices_per_node=3)))
-    assert "the cell asks for 3x1" in str(site.supports(CELL.with_(nodes=3)))
+    assert site.why_too_small(CELL.with_(nodes=2, devices_per_node=2)) is None
+    assert "has 2 nodes of 2 devices" in str(site.why_too_small(CELL.with_(devices_per_node=3)))
+    assert "the cell asks for 3x1" in str(site.why_too_small(CELL.with_(nodes=3)))
     assert "no folder of real mnist is named" in str(site.supports(CELL.with_(data_source="real")))
     assert "GPUs only" in str(site.supports(CELL.with_(precision="tf32")))
 
@@ -139,16 +139,16 @@ def test_an_emulated_cell_has_a_link_and_fits_one_node_of_a_cluster(tmp_path: Pa
     cluster = _load(tmp_path, f"launcher: slurm\n{text}")
     slow = CELL.with_(fabric="lat1", nodes=4)
     assert cluster.held_geometry(slow) == (1, 4)
-    assert cluster.supports(slow) is None
+    assert cluster.why_too_small(slow) is cluster.supports(slow) is None
     assert cluster.held_geometry(slow.with_(fabric="mine")) == (4, 1)
-    assert "has 2 nodes" in str(cluster.supports(slow.with_(fabric="mine")))
-    large = cluster.supports(slow.with_(devices_per_node=2))
+    assert "has 2 nodes" in str(cluster.why_too_small(slow.with_(fabric="mine")))
+    large = cluster.why_too_small(slow.with_(devices_per_node=2))
     assert str(large).endswith("the cell asks for 4x2 on one node, as lat1 is emulated")
     assert "no link that lat1 could shape" in str(cluster.supports(CELL.with_(fabric="lat1")))
     here = _load(tmp_path, f"launcher: local\n{text}")
     assert here.held_geometry(slow) == (4, 1)
-    assert "the cell asks for 4x1" in str(here.supports(slow))
-    assert here.supports(slow.with_(nodes=2, devices_per_node=4)) is None
+    assert "the cell asks for 4x1" in str(here.why_too_small(slow))
+    assert here.why_too_small(slow.with_(nodes=2, devices_per_node=4)) is None
 
 
 ACCELERATOR = "device: cpu\nlauncher: local\ndevices_per_node: 4\naccelerator: "

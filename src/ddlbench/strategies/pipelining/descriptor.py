@@ -38,12 +38,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_tables import (
-    LinearPairs,
-    NetworkTraits,
-    linear_pairs,
-    why_not_in_pairs,
-)
+from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -445,13 +440,11 @@ class DataTensorPipe(FlushingPipeline):
         return DataTensorPipeOptions.of_cell(cell).group or cell.devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
-        return self._why_not(linear_pairs(cell), cell) or super().supports(cell)
+        why = why_not_in_pairs(linear_pairs(cell), cell, self.together(cell))
+        return why or super().supports(cell)
 
     def why_not_layers(self, traits: NetworkTraits, cell: Cell) -> Reason | None:
-        return self._why_not(traits.pairs, cell)
-
-    def _why_not(self, known: LinearPairs | None, cell: Cell) -> Reason | None:
-        return why_not_in_pairs(known, cell.network, self.name, self.together(cell))
+        return why_not_in_pairs(traits.pairs, cell, self.together(cell))
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Smaller groups that divide a node."""

@@ -35,7 +35,6 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
 from ddlbench.planning.network_tables import (
-    LinearPairs,
     NetworkTraits,
     Pair,
     linear_pairs,
@@ -244,13 +243,10 @@ class TensorParallel(Grouped):
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "linear-pairs"}
 
     def limit(self, cell: Cell) -> str | None:
-        return self._why_not(linear_pairs(cell), cell)
+        return why_not_in_pairs(linear_pairs(cell), cell, self.group_size(cell))
 
     def why_not_layers(self, traits: NetworkTraits, cell: Cell) -> Reason | None:
-        return self._why_not(traits.pairs, cell)
-
-    def _why_not(self, known: LinearPairs | None, cell: Cell) -> Reason | None:
-        return why_not_in_pairs(known, cell.network, self.name, self.group_size(cell))
+        return why_not_in_pairs(traits.pairs, cell, self.group_size(cell))
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         return weights_with_hooks(traits, self.label)

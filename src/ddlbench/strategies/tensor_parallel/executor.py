@@ -124,7 +124,7 @@ def whole_layers(network: nn.Sequential, cell: Cell, group: int, floating: torch
     """
     whole = used_alone(network, sample_form(DATASETS[cell.dataset], SAMPLES, floating))
     known = linear_pairs(network, pairs_in(network, whole))
-    why_not = why_not_in_pairs(known, cell.network, cell.strategy, group)
+    why_not = why_not_in_pairs(known, cell, group)
     if why_not is not None:
         raise Unsupported(why_not)
     return whole
