@@ -136,24 +136,20 @@ def node_runs(table: pd.DataFrame, where: str = "the table") -> NodeRuns:
 
 
 @dataclass(frozen=True)
-class EagerRuns:
+class EagerRuns(Rows):
     """Steps of built-in networks that this project measured on one device, a row each (n).
 
     Args:
         device: on which.
-        network, precision, samples: of each row.
+        network, precision, samples: of each row, (n,).
         step_s: without the wait for data, (n,).
     """
 
     device: DeviceSheet
-    network: tuple[str, ...]
-    precision: tuple[str, ...]
-    samples: tuple[int, ...]
+    network: Array
+    precision: Array
+    samples: Array
     step_s: Array
-
-    def take(self, chosen: Array) -> EagerRuns:
-        rows = zip(self.network, self.precision, self.samples, self.step_s, strict=True)
-        return _eager(self.device, [row for row, kept in zip(rows, chosen, strict=True) if kept])
 
 
 def eager_runs() -> EagerRuns:
@@ -165,12 +161,8 @@ def eager_runs() -> EagerRuns:
         what, _, network = check["check"].partition(" ")
         if what in _EAGER_ROWS:
             rows += _EAGER_ROWS[what](network, check["figures"])
-    return _eager(DeviceSheet.named(parts[0]["machine"]["gpu"]), rows)
-
-
-def _eager(sheet: DeviceSheet, rows: Sequence[tuple[str, str, int, float]]) -> EagerRuns:
-    networks, precisions, samples, steps = zip(*rows, strict=True)
-    return EagerRuns(sheet, networks, precisions, samples, np.array(steps))
+    columns = map(np.array, zip(*rows, strict=True))
+    return EagerRuns(DeviceSheet.named(parts[0]["machine"]["gpu"]), *columns)
 
 
 def _clocked(network: str, figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
@@ -212,36 +204,36 @@ def fitted(
         ConfigError: there are fewer rows than constants.
     """
     constants = shipped().with_priors()
-    kinds = [np.full(len(network.seconds), network.name) for network in networks]
-    parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
+    # Each with its seconds, their weights, and names of what errs together.
+    parts: list[tuple[Callable[[Roofline], Array], Array, Array, Array]] = [
         (
             partial(block_s, network),
             network.seconds,
             _WEIGHT * network.seconds / network.seconds.sum(),
+            np.full(len(network.seconds), network.name),
         )
         for network in networks
     ]
     names = set(_OF_PROFILE) if networks else set()
     if runs is not None:
-        parts.append((partial(run_s, runs), runs.step_s, _equal_weights(runs.device)))
-        kinds.append(runs.device)
+        weights = _equal_weights(runs.device)
+        parts.append((partial(run_s, runs), runs.step_s, weights, runs.device))
         names |= {*_OF_RUNS, "memory_share"}
     if eager is not None:
-        parts.append((partial(eager_s, eager), eager.step_s, _equal_weights(eager.network)))
-        kinds.append(np.char.add("eager ", eager.network))
+        weights, kinds = _equal_weights(eager.network), np.char.add("eager ", eager.network)
+        parts.append((partial(eager_s, eager), eager.step_s, weights, kinds))
         names |= {*_OF_PROFILE, *_OF_EAGER} - {"timed_call_s"}
-    seconds = np.concatenate([part[1] for part in parts])
+    models, *columns = zip(*parts, strict=True)
+    seconds, weights, kinds = map(np.concatenate, columns)
     timed = seconds > 0
-    # Blocks of a network, or runs of a device, err together.
-    _, groups = np.unique(np.concatenate(kinds)[timed], return_inverse=True)
     fitted = fit(
         constants,
-        lambda tried: np.concatenate([part[0](tried) for part in parts])[timed],
+        lambda tried: np.concatenate([model(tried) for model in models])[timed],
         seconds[timed],
         soft=_SOFT,
         pull=_PULL,
-        weights=np.concatenate([part[2] for part in parts])[timed],
-        groups=groups,
+        weights=weights[timed],
+        groups=np.unique(kinds[timed], return_inverse=True)[1],
         names=[name for name in constants.constants if name in names],
     )
     return constants.fitted_to(fitted)
@@ -275,24 +267,14 @@ def _layers(network: str) -> Layers:
 
 def run_s(runs: NodeRuns, constants: Roofline) -> Array:
     """Seconds of the step of each run, (n,)."""
-    layers = _layers(_RUN_NETWORK)
-    sizes, place = np.unique(
-        np.stack([np.unique(runs.device, return_inverse=True)[1], runs.samples]),
-        axis=1,
-        return_inverse=True,
-    )
-    names = np.unique(runs.device)
-    seconds = [
-        sum(
-            pass_times_s.sum()
-            for pass_times_s in passes_s(
-                layers, runs.sheets[names[int(index)]], _RUN_PRECISION, samples, constants,
-                fused=True,
-            )
-        )
-        for index, samples in sizes.T
-    ]  # fmt: skip
-    return np.array(seconds)[place]
+
+    @cache
+    def step_s(device: str, samples: float) -> float:
+        layers, sheet = _layers(_RUN_NETWORK), runs.sheets[device]
+        passes = passes_s(layers, sheet, _RUN_PRECISION, samples, constants, fused=True)
+        return float(sum(map(np.sum, passes)))
+
+    return np.array([*map(step_s, runs.device, runs.samples)])
 
 
 def eager_s(runs: EagerRuns, constants: Roofline) -> Array:
@@ -300,11 +282,10 @@ def eager_s(runs: EagerRuns, constants: Roofline) -> Array:
     rows = zip(runs.network, runs.precision, runs.samples, strict=True)
     return np.array(
         [
-            whole_step_s(_layers(network), runs.device, precision, samples,
-                         constants)
+            whole_step_s(_layers(network), runs.device, precision, samples, constants)
             for network, precision, samples in rows
         ]
-    )  # fmt: skip
+    )
 
 
 def scored(
@@ -381,16 +362,16 @@ def _eager_scores(
     predicted = eager_s(eager, fitted(networks, others, None))
     known = np.zeros(len(predicted))  # the device known, the network not
     for network in dict.fromkeys(eager.network):
-        of_network = np.array(eager.network) == network
+        of_network = eager.network == network
         known[of_network] = eager_s(
             eager.take(of_network), fitted(networks, runs, eager.take(~of_network))
         )
     return [
         {
             "device": eager.device.description,
-            "network": eager.network[at],
-            "precision": eager.precision[at],
-            "samples": eager.samples[at],
+            "network": str(eager.network[at]),
+            "precision": str(eager.precision[at]),
+            "samples": int(eager.samples[at]),
             "predicted_s": float(predicted[at]),
             "measured_s": float(eager.step_s[at]),
             "ratio": float(predicted[at] / eager.step_s[at]),

@@ -42,7 +42,7 @@ from scipy.stats import norm
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.cell import Cell, OptionValue, setting_text
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance
@@ -95,11 +95,7 @@ class Configuration:
     @property
     def label(self) -> str:
         """``chunks=8 balance=work``."""
-        texts = {
-            name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in self.values.items()
-        }
-        return " ".join(f"{name}={text}" for name, text in texts.items())
+        return " ".join(f"{name}={setting_text(value)}" for name, value in self.values.items())
 
     def runs(self, history: History) -> tuple[float, ...]:
         """Seconds a sample of each of its runs at the site."""
