@@ -197,8 +197,6 @@ class Software(WithConstants, Sourced):
     """Of gradients that one all-reduce sums."""
     stage_cut: Literal["cost", "layers"] = "layers"
     """Stages have equal cost, the output layer counted, or equally many layers."""
-    rank_order: Literal["tensor-data-pipeline", "tensor-pipeline-data"] = "tensor-data-pipeline"
-    """Which ranks lie side by side; the first word is the nearest."""
     precision: Precision = "bf16"
     tensor: bool = True
     """It cuts layers over devices."""
