@@ -25,6 +25,7 @@ devices pay if that is at least half of a device.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -150,14 +151,8 @@ def smallest_batch(cell: Cell, accelerator: Accelerator | None = None) -> int:
 
 def predicted_largest(memory: MemoryOfBatches, unit: int, most: int) -> int:
     """The largest multiple of ``unit`` up to ``most`` that fits; 0 if none does."""
-    low, high = 0, most // unit  # low fits, or is 0; what is above high does not, or is too many
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory.fits(middle * unit):
-            low = middle
-        else:
-            high = middle - 1
-    return low * unit
+    sizes = range(unit, most + 1, unit)
+    return unit * bisect_left(sizes, True, key=lambda size: not memory.fits(size))
 
 
 def largest_batch(

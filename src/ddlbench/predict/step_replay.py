@@ -31,7 +31,7 @@ Seconds are from a profile and measured links:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -462,7 +462,7 @@ class Replay:
     spans: list[TaskSpan] = field(default_factory=list)
     compute_s: float = 0.0
     communication_s: float = 0.0
-    _free_s: dict[str, float] = field(default_factory=dict)
+    _free_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _there_s: dict[int, float] = field(default_factory=dict)
     _waiting: list[_Waiting] = field(default_factory=list)
     _beside: _Sent | None = None
@@ -490,7 +490,7 @@ class Replay:
 
     def _compute(self, place: int, task: Compute) -> None:
         seconds = self.costs.compute_s(task)
-        begin_s = max(self._free(task.lane), self._free(COMPUTE))
+        begin_s = max(self._free_s[task.lane], self._free_s[COMPUTE])
         if task.waits_for:
             self._await(task.waits_for)
             begin_s = max(begin_s, *(self._there_s[other] for other in task.waits_for))
@@ -514,9 +514,9 @@ class Replay:
         """Copy a message where its library does, and have it wait for its lane."""
         if self.step.fusion_bytes is None:
             copied_s = self.costs.message(message).copied_s / 2
-            self._free_s[COMPUTE] = self._computed_s(self._free(COMPUTE), copied_s)
+            self._free_s[COMPUTE] = self._computed_s(self._free_s[COMPUTE], copied_s)
             self._unpacked_s += copied_s
-        self._waiting.append((place, message, self._free(COMPUTE)))
+        self._waiting.append((place, message, self._free_s[COMPUTE]))
 
     def _computed_s(self, now_s: float, work_s: float) -> float:
         """When ``work_s`` of computation from ``now_s`` on have ended, beside messages."""
@@ -562,7 +562,7 @@ class Replay:
             return inf
         _, message, ready_s = self._waiting[0]
         waited_s = [self._there_s[other] for other in message.waits_for]
-        return max(ready_s, self._free(message.lane), *waited_s)
+        return max(ready_s, self._free_s[message.lane], *waited_s)
 
     def _depart(self) -> None:
         begin_s = self._begin_s()
@@ -590,9 +590,6 @@ class Replay:
                 return count, filled
             filled += message.bytes
         return len(self._waiting), filled
-
-    def _free(self, lane: str) -> float:
-        return self._free_s.get(lane, 0.0)
 
     def _end(
         self,
