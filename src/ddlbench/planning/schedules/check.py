@@ -115,7 +115,8 @@ def _input_here(schedule: Schedule, rank: int, action: Action) -> tuple[str, int
 
 
 def _stuck(schedule: Schedule, waits: _Waits, synchronous: bool) -> dict[int, Action]:
-    begun, done = [0] * schedule.world_size, [0] * schedule.world_size  # actions of each rank
+    begun = [0] * schedule.world_size  # actions of each rank
+    done = list(begun)
     sends = [0] * waits.channels  # begun on each channel
     receives = [schedule.receives_ahead if synchronous else math.inf] * waits.channels
     arrived: Counter[int] = Counter()  # ranks at each all-reduce

@@ -158,13 +158,14 @@ class FlushingPipeline(Strategy):
     def supports(self, cell: Cell) -> str | None:
         options = PipeliningOptions.of_cell(cell)
         replicas, chunks = options.replicas, options.chunks
-        together = self.together(cell)
-        if cell.devices % (replicas * together):
+        devices, together = cell.devices, self.together(cell)
+        ranks, left = divmod(devices, replicas * together)
+        if left:
             each = f" of groups of {together}" if together > 1 else ""
             return Reason(
                 "uneven_groups",
-                f"{cell.devices} devices do not make {replicas} equal pipelines{each}; "
-                f"write replicas that divide {cell.devices // together}",
+                f"{devices} devices do not make {replicas} equal pipelines{each}; "
+                f"write replicas that divide {devices // together}",
             )
         if cell.batch_size % (replicas * chunks):
             return Reason(
@@ -173,7 +174,7 @@ class FlushingPipeline(Strategy):
                 f"on each of {replicas} replicas; "
                 f"make batch_size a multiple of {replicas * chunks}",
             )
-        stages = self.ranks(cell) * self.stages_per_rank(cell)
+        stages = ranks * self.stages_per_rank(cell)
         # First, as schedules of more stages than a network has blocks take long to make.
         blocks = self.blocks_of(cell)
         if (why := why_no_stages(cell, str(options.balance), (1,) * stages, blocks)) is not None:
