@@ -104,6 +104,11 @@ if TYPE_CHECKING:
     type=WholeNumber(1),
     help="Tokens of a sample of a transformer's shape; with --hardware.  [default: its own]",
 )
+@click.option(
+    "--context-parallel",
+    type=WholeNumber(1),
+    help="Devices that share each sample of a transformer's shape; with --hardware.  [default: 1]",
+)
 def recommend(
     *,
     hardware: str | None,
@@ -130,12 +135,13 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
+    of_shapes = {
+        "software": software,
+        "sequence-length": options["sequence_length"],
+        "context-parallel": options["context_parallel"],
+    }
+    of_hardware = {"profile": profile, **of_shapes}
     if hardware is None:
-        of_hardware = {
-            "profile": profile,
-            "software": software,
-            "sequence-length": options["sequence_length"],
-        }
         if given := next((name for name, value in of_hardware.items() if value), None):
             raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
         questions = questions_of(options)
@@ -162,7 +168,6 @@ def recommend(
             values, lines = layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
-        of_shapes = {"software": software, "sequence-length": options["sequence_length"]}
         if given := next((name for name, value in of_shapes.items() if value), None):
             raise ConfigError(f"--{given} is of a transformer's shape; leave it out")
         questions = planned.planned_questions_of(options, hardware, profile, experiment)

@@ -60,11 +60,15 @@ _CALLS = {FITS: "fit", TOO_LARGE: "do not", CANNOT_TELL: "cannot be told"}
 
 @dataclass(frozen=True)
 class LayoutQuestion:
-    """What is trained: a shape by its name, so many sequences a step, with software on hardware."""
+    """What is trained: a shape by its name, so many sequences a step, with software on hardware.
+
+    ``context`` devices share each sequence.
+    """
 
     name: str
     shape: Shape
     sequences: int
+    context: int
     software_name: str
     software: Software
     cluster: PlannedCluster
@@ -73,12 +77,17 @@ class LayoutQuestion:
         """All layouts of a geometry.
 
         Raises:
-            ConfigError: no layout divides the batch.
+            ConfigError: no layout divides the batch, or the devices.
         """
         nodes, devices = parse_geometry(geometry, "--geometry")
+        if nodes * devices % self.context:
+            raise ConfigError(
+                f"--context-parallel {self.context} does not divide {nodes * devices} devices; "
+                "write a divisor of them"
+            )
         fabric = self.cluster.fabric if nodes > 1 else None
         system = System(self.cluster.device, fabric, nodes, devices)
-        return layouts(self.shape, system, self.software, self.sequences)
+        return layouts(self.shape, system, self.software, self.sequences, self.context)
 
 
 def layout_answers(
@@ -97,9 +106,9 @@ def layout_answers(
     trains = Software.load(named)
     if values["precision"]:
         trains = replace(trains, precision=values["precision"])
-    question = LayoutQuestion(
-        name, shape, values["batch_size"], named, trains, planned_cluster(values, hardware)
-    )
+    context = values["context_parallel"] or 1
+    cluster = planned_cluster(values, hardware)
+    question = LayoutQuestion(name, shape, values["batch_size"], context, named, trains, cluster)
     answers = {geometry: question.layouts(geometry) for geometry in geometries(values)}
     entries = [
         {
@@ -147,9 +156,11 @@ def _header(question: LayoutQuestion, geometry: str) -> list[str]:
     shape = question.shape
     count = shape.parameters
     size, word = (_BILLION, "billion") if count >= _BILLION else (_MILLION, "million")
+    shared = f", each shared by {question.context} devices" if question.context > 1 else ""
     return paragraph(
         f"{question.name}, {count / size:.1f} {word} parameters, {geometry}, "
-        f"{counted(question.sequences, 'sequence')} of {shape.sequence_length:,} tokens a step, "
+        f"{counted(question.sequences, 'sequence')} of {shape.sequence_length:,} tokens a step"
+        f"{shared}, "
         f"{question.software_name} in {question.software.precision} on {question.cluster.name}"
     )
 

@@ -49,6 +49,17 @@ def test_layouts_as_json():
     assert first["low_s"] < first["step_s"] < first["high_s"]
 
 
+def test_devices_share_long_sequences():
+    words = ["--network", "llama-8b", "--batch-size", "8", "--context", "131072"]
+    devices = [*words, "--geometry", "2x8", "--json", "--context-parallel"]
+    alone, shared = (json.loads(ask(*NDR, *devices, c).output)["layouts"] for c in ("1", "8"))
+    assert shared[0]["tensor"] * shared[0]["data"] * shared[0]["pipeline"] == 2
+    assert shared[0]["fits"] == "fits"
+    assert shared[0]["step_s"] < alone[0]["step_s"]
+    error = ask(*NDR, *devices, "3").exception
+    assert "--context-parallel 3 does not divide 16 devices" in str(error)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -197,7 +208,9 @@ def test_a_network_that_cannot_be_built_is_refused_at_once():
     assert str(error).startswith("torchvision has no network")
 
 
-@pytest.mark.parametrize("option", [("--sequence-length", "512"), ("--software", "fsdp")])
+@pytest.mark.parametrize(
+    "option", [("--sequence-length", "512"), ("--software", "fsdp"), ("--context-parallel", "2")]
+)
 def test_options_of_shapes(option):
     error = ask(*NDR, *RESNET, "--geometry", "1x8", *option).exception
     assert f"{option[0]} is of a transformer's shape" in str(error)

@@ -78,6 +78,11 @@ def test_devices_that_share_experts_hold_a_part_of_them():
     assert gone == pytest.approx(7 * alone.expert_parameters[0])
 
 
+def test_devices_that_share_a_sequence_keep_a_part_of_its_activations():
+    whole, half = (layer_bytes(decoder("1B", context=c))[0] for c in (1, 2))
+    assert half == whole / 2
+
+
 def test_groups_that_share_weights_hold_more_than_all_replicas_would():
     given = {"data": 64, "zero_stage": 3}
     all_, node = (

@@ -95,6 +95,12 @@ def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():
     assert node["gradients"][0] > all_["gradients"][0] == 0
 
 
+def test_devices_that_share_a_sequence_compute_a_part_of_it():
+    software = nanotron(**NOTHING)
+    whole, half = (passes_s(software, context=c, micro_batch=4)["passes"][0] for c in (1, 2))
+    assert half == pytest.approx(whole / 2, rel=0.02)  # the ring is hidden
+
+
 def test_a_token_is_computed_by_its_active_experts_alone():
     software = nanotron(**NOTHING)
     given = {"micro_batch": 4, "experts": 8}

@@ -36,12 +36,14 @@ _LARGEST_MICRO_BATCH = 64
 _ORDER = {FITS: 0, CANNOT_TELL: 1, TOO_LARGE: 2}
 LAYOUT = (
     "tensor", "data", "pipeline", "micro_batch", "micro_batches", "zero_stage", "recomputation",
-    "shards", "expert_parallel",
+    "shards", "expert_parallel", "context",
 )  # fmt: skip
 """Columns of a layout; 0 shards are all replicas."""
 
 
-def layouts(shape: Shape, system: System, software: Software, global_batch: int) -> pd.DataFrame:
+def layouts(
+    shape: Shape, system: System, software: Software, global_batch: int, context: int = 1
+) -> pd.DataFrame:
     """Every layout, those that fit first, the fastest of them first.
 
     Args:
@@ -49,6 +51,7 @@ def layouts(shape: Shape, system: System, software: Software, global_batch: int)
         system: devices and links.
         software: that trains.
         global_batch: sequences of a step.
+        context: devices that share a sequence.
 
     Returns:
         One layout a row: :data:`LAYOUT`; ``step_s`` with its 90 % interval ``low_s``, ``high_s``
@@ -59,7 +62,7 @@ def layouts(shape: Shape, system: System, software: Software, global_batch: int)
     Raises:
         ConfigError: no layout divides the batch.
     """
-    rows = pd.DataFrame(_cuts(shape, system, software, global_batch))
+    rows = pd.DataFrame(_cuts(shape, system, software, global_batch, context))
     if rows.empty:
         raise ConfigError(
             f"a batch of {global_batch} sequences is divided by no layout over {system.devices} "
@@ -131,10 +134,12 @@ def _interval(table: Decoders, software: Software) -> tuple[Array, Array]:
 
 
 def _cuts(
-    shape: Shape, system: System, software: Software, global_batch: int
+    shape: Shape, system: System, software: Software, global_batch: int, context: int
 ) -> Iterator[dict[str, Any]]:
     """Layouts that divide heads, layers and batch."""
-    devices = system.devices
+    if system.devices % context:
+        return
+    devices = system.devices // context
     heads = min(shape.attention_heads, shape.key_value_heads or shape.attention_heads)
     for tensor in _divisors(devices):
         if heads % tensor or (tensor > 1 and not software.tensor):
@@ -145,7 +150,7 @@ def _cuts(
             data = devices // (tensor * pipeline)
             if global_batch % data:
                 continue
-            cut = {"tensor": tensor, "data": data, "pipeline": pipeline}
+            cut = {"tensor": tensor, "data": data, "pipeline": pipeline, "context": context}
             sharings = _sharings(software, cut, system.devices_per_node)
             experts = sorted({1, math.gcd(data, shape.experts)})
             for batch, sharing, held, again in itertools.product(
@@ -157,12 +162,13 @@ def _cuts(
 
 def _sharings(software: Software, cut: Mapping[str, int], per_node: int) -> list[dict[str, int]]:
     """Stages of ZeRO, and over how many replicas; 0 are all."""
-    if cut["data"] == 1:
+    replicas = cut["data"] * cut["context"]
+    if replicas == 1:
         return [{"zero_stage": 0, "shards": 0}]
     whole = cut["tensor"] == cut["pipeline"] == 1
     stages: list[int] = [stage for stage in software.zero_stages if whole or stage < 2]
     sharings = [{"zero_stage": stage, "shards": 0} for stage in stages]
-    if 3 in stages and cut["data"] > per_node > 1:
+    if 3 in stages and replicas > per_node > 1:
         sharings.append({"zero_stage": 3, "shards": per_node})
     return sharings
 

@@ -120,7 +120,7 @@ def _state_bytes(table: Decoders, software: Software, parameters: Array) -> Arra
         software.item_bytes / _shards(table, 3)
         + software.gradient_bytes / _shards(table, 2)
         + (MOMENT_BYTES + software.master_bytes) / _shards(table, 1)
-        + software.message_buffer_bytes * ((table["data"] > 1) & (table["zero_stage"] < 3))
+        + software.message_buffer_bytes * ((table.replicas > 1) & (table["zero_stage"] < 3))
     )
     gathered = 2 * software.item_bytes * table.held_parameters
     return np.asarray(parameters * each + gathered * (table["zero_stage"] >= 3))

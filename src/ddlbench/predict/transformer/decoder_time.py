@@ -26,8 +26,9 @@ gathers a layer's weights before each pass and scatters its gradients, prefetche
 more part of the power mean, and nothing is added but the update. In groups of z replicas (HSDP) the
 groups then sum their shares.
 
-Experts get their tokens by two exchanges of all with all in a pass, k n h items each; an expert's
-product has n k x / E rows. No published run here tests them, or HSDP.
+Context parallelism passes keys and values round c devices, 4 g n h / t bytes each time, another
+part of the power mean. Experts get their tokens by two exchanges of all with all in a pass, k n h
+items each; an expert's product has n k x / E rows. No published run here tests these three.
 
 Sources: Dao et al., FlashAttention (2022); Korthikanti et al. (2022), section 4.2; ZeRO (SC 2020);
 Zhao et al., PyTorch FSDP (VLDB 2023), section 3.3. Values of constants: config/software.
@@ -81,25 +82,30 @@ class StepTime:
         return np.sum(list(self.parts.values()), axis=0)
 
 
-def step_time(table: Decoders, machines: Machines, software: Software) -> StepTime:
+def step_time(
+    table: Decoders, machines: Machines, software: Software, kept: Array | None = None
+) -> StepTime:
     """How long a step takes.
 
     Args:
         table: n decoders.
         machines: of each.
         software: settings and constants.
+        kept: 1 where gathered inputs are kept, 0 where they are gathered again, (n,); left out, the
+            software's setting, and the middle where it is unknown.
     """
-    return _Step(table, machines, software).time()
+    return _Step(table, machines, software, kept).time()
 
 
 class _Step:
     """One step of each row; names as in the module's text."""
 
-    def __init__(self, table: Decoders, machines: Machines, software: Software) -> None:
+    def __init__(
+        self, table: Decoders, machines: Machines, software: Software, kept: Array | None
+    ) -> None:
         self._table, self._machines, self._software = table, machines, software
         self._constant = software.constant
-        # The middle where the software's setting is unknown.
-        self._kept = np.mean(kept_inputs(table, software), axis=0)
+        self._kept = np.mean(kept_inputs(table, software), axis=0) if kept is None else kept
         self._tensor, self._hidden = table["tensor"], table["hidden_size"]
         self._per_node = table["devices_per_node"]
         self._over_nodes = table.devices > self._per_node
@@ -147,6 +153,7 @@ class _Step:
         together = np.where(self._tensor > 1, self._constant("host_tensor_factor"), 1.0)
         host = self._constant("host_layer_s") * together
         gather, scatter = self._weights()
+        ring = self._context()
         again = COLLECTIVES + (WITH_GATHERED_AGAIN - COLLECTIVES) * (1 - self._kept)
         sharp = self._constant("sharpness")
 
@@ -160,7 +167,7 @@ class _Step:
             return np.asarray(sum(part**sharp for part in parts) ** (1 / sharp))
 
         work = products + attention + elements
-        forward = longest(work, COLLECTIVES, EXCHANGES, _HOST_FORWARD, gather)
+        forward = longest(work, COLLECTIVES, EXCHANGES, _HOST_FORWARD, gather + ring)
         full = (self._table["recomputation"] == "full").astype(float)
         back = BACKWARD * (products + elements) + ATTENTION_BACKWARD * attention
         backward = longest(
@@ -168,7 +175,7 @@ class _Step:
             again + full * COLLECTIVES,
             EXCHANGES * (1 + full),
             1 - _HOST_FORWARD,
-            gather + scatter,
+            gather + scatter + (BACKWARD + full) * ring,
         )
         return forward, backward
 
@@ -242,6 +249,17 @@ class _Step:
         latency = self._constant("collective_s") * np.log2(inside) + self._node_s * (nodes - 1)
         return np.where(members > 1, latency + wire, 0.0), wire
 
+    def _context(self) -> Array:
+        """Keys and values of a layer once round the devices that share a sequence."""
+        members = self._table["context"]
+        nodes, inside = self._group(members)
+        width = self._table.groups * self._table.attention_width
+        block = 2 * self._item * self._table.tokens * width
+        cards = np.minimum(self._constant("network_share") * self._card * inside, self._inside)
+        rate = np.where(nodes > 1, cards, self._inside)
+        message = block / self._tensor / rate + self._constant("collective_s")
+        return np.asarray((members - 1) * message + self._node_s * (nodes - 1) * (members > 1))
+
     def _group(self, members: Array) -> tuple[Array, Array]:
         """Nodes of a ring of so many replicas, and its members in each node."""
         inside = np.minimum(np.maximum(self._per_node // self._tensor, 1.0), members)
@@ -297,12 +315,12 @@ class _Step:
             experts: those of them that only some of the replicas hold.
         """
         table, zero = self._table, self._table["zero_stage"]
-        alike = table["data"] / table["expert_parallel"]
+        alike = table.replicas / table["expert_parallel"]
         # Groups that share weights (HSDP) sum their shares; else all replicas sum all.
-        members = np.where(self._sharded, table["data"] / table.sharers, table["data"])
+        members = np.where(self._sharded, table.replicas / table.sharers, table.replicas)
         shares = np.where(self._sharded, table.sharers, 1.0)
-        nodes, _ = self._group(table["data"])
-        rate = self._data_rate(table["data"], "gradient_share")
+        nodes, _ = self._group(table.replicas)
+        rate = self._data_rate(table.replicas, "gradient_share")
         bucket_s = self._constant("gradient_latency_factor") * self._machines.network_latency_s
         moved = (parameters - experts) / shares * (members - 1) / members / rate
         moved = (

@@ -5,9 +5,12 @@
     shape   layers l, hidden size h, attention heads, key and value heads (grouped queries),
             feed-forward size f (gated: SwiGLU's three products; else two and GELU),
             vocabulary V (tied: embedding and output share it), sequence length s
-    layout  tensor t x data d x pipeline p devices, micro-batch b, micro-batches m, ZeRO's stage
-            over z devices (all replicas, or groups of them: HSDP), recomputation
+    layout  tensor t x data d x pipeline p x context c devices, micro-batch b, micro-batches m,
+            ZeRO's stage over z devices (all replicas, or groups of them: HSDP), recomputation
     experts E of them in a layer, k active for a token, over x of the replicas
+
+Each of c devices has s / c tokens of a sequence (context parallelism); they sum gradients as
+replicas do.
 
 How a pipeline's stages are cut. By cost, a layer counts as its weights and the output layer as
 V h; the next stage begins as soon as the cost so far reaches (i + 1) / p of all
@@ -38,7 +41,7 @@ NUMBERS = (
 )  # fmt: skip
 """Columns of numbers; ``tied_embedding`` and ``gated`` are 0 or 1."""
 OPTIONAL: Mapping[str, float] = {
-    "shards": 0, "experts": 1, "active_experts": 1, "expert_parallel": 1,
+    "context": 1, "shards": 0, "experts": 1, "active_experts": 1, "expert_parallel": 1,
     "attention_width": 0,
 }  # fmt: skip
 """Columns that may be left out; 0 shards are all replicas, a width of 0 is the network's."""
@@ -88,13 +91,18 @@ class Decoders(Rows):
 
     @cached_property
     def devices(self) -> Array:
-        """Tensor x data x pipeline."""
-        return np.asarray(self["tensor"] * self["data"] * self["pipeline"])
+        """Tensor x data x pipeline x context."""
+        return np.asarray(self["tensor"] * self.replicas * self["pipeline"])
+
+    @cached_property
+    def replicas(self) -> Array:
+        """Devices that sum their gradients: data x context."""
+        return np.asarray(self["data"] * self["context"])
 
     @cached_property
     def sharers(self) -> Array:
         """Replicas over which ZeRO divides."""
-        return np.where(self["shards"] > 0, self["shards"], self["data"])
+        return np.where(self["shards"] > 0, self["shards"], self.replicas)
 
     @cached_property
     def groups(self) -> Array:
@@ -104,7 +112,7 @@ class Decoders(Rows):
     @cached_property
     def tokens(self) -> Array:
         """Tokens of a micro-batch on one device."""
-        return np.asarray(self["micro_batch"] * self["sequence_length"])
+        return np.asarray(self["micro_batch"] * self["sequence_length"] / self["context"])
 
     @cached_property
     def attention_width(self) -> Array:
