@@ -12,7 +12,7 @@ from local_cells import local_site, run_one
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report import collect
+from ddlbench.report.measurements import collect
 
 STOPPED_S = 3.0
 ALONE = CELL.with_(strategy=BASE, devices_per_node=1)

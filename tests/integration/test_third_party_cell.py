@@ -8,9 +8,10 @@ from local_cells import local_site, odd_cell, run_one
 from matplotlib.colors import to_hex
 
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report import FIGURES, make_tables
 from ddlbench.report.footer import Context
 from ddlbench.report.labels import dataset_look, strategy_look
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import FIGURES
 from ddlbench.report.style import shade, style
 from ddlbench.report.timeline.cell import read_cell
 

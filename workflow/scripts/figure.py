@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.report import make_figure
+from ddlbench.report.drawing import make_figure
 from ddlbench.workflow.run import logged
 
 with logged(snakemake.log[0]):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import matrix_of
-from ddlbench.report import make_tables
+from ddlbench.report.measurements import make_tables
 from ddlbench.workflow.run import logged
 
 with logged(snakemake.log[0]):

@@ -24,13 +24,19 @@ from ddlbench.predict.advice import answers
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.predict.recommender_score import published_cases, table_8_1, table_8_2, with_choices
-from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.choice_tables import beside_printed, write_choices
-from ddlbench.report.drawing import LeftOut, draw_each, draw_figure, make_prediction_figures
+from ddlbench.report.drawing import (
+    LeftOut,
+    draw_each,
+    draw_figure,
+    make_figure,
+    make_prediction_figures,
+)
 from ddlbench.report.figures.conditions import table_6_1
 from ddlbench.report.footer import Context
 from ddlbench.report.html_report import make_html_report
-from ddlbench.report.registry import faulty_figures, prediction_figures_for
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import faulty_figures, figures_for, prediction_figures_for
 from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ddlbench.common.quantities import BYTES, in_one_unit
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.paths import RESULTS, tables_dir
 from ddlbench.planning.matrix import matrix_of
-from ddlbench.report import make_tables
+from ddlbench.report.measurements import make_tables
 
 CELL = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16"]
 

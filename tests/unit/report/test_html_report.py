@@ -15,8 +15,8 @@ from report_factory import SITE_NAME, failed, matrix, result, site, write
 
 from ddlbench.experiment.paths import RESULTS, advice_file
 from ddlbench.predict.recommend import answers_dict, write_choice
-from ddlbench.report import make_tables
 from ddlbench.report.html_report import SECTIONS, TEXTS, make_html_report
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.registry import FIGURES, FigureEntry
 from ddlbench.report.style import new_figure, save_figure
 

@@ -14,7 +14,6 @@ from report_factory import SITE_NAME, experiment, failed, result, site, write
 
 from ddlbench.experiment.result import DIVERGED
 from ddlbench.planning.matrix import expand
-from ddlbench.report import FIGURES, make_tables
 from ddlbench.report.bars import (
     Bar,
     Group,
@@ -27,6 +26,8 @@ from ddlbench.report.figures.choice import draw as draw_choice
 from ddlbench.report.figures.paradl import COLUMNS, SOURCES, draw_bars
 from ddlbench.report.footer import Context
 from ddlbench.report.labels import DatasetLook, condition_look
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import FIGURES
 from ddlbench.report.style import MM, PAGE_MM, new_figure, style
 
 MANY = [

@@ -8,7 +8,7 @@ from report_factory import SITE_NAME, experiment, matrix, result, site, write
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.advice import answers
 from ddlbench.predict.recommend import answers_dict, write_choice
-from ddlbench.report import make_tables
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.terminal import advice, advice_lines, answers_at
 
 

@@ -15,12 +15,12 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import glance
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.evaluate import history_of, measure
-from ddlbench.report import collect, summarise
 from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.figures.speedup import draw
 from ddlbench.report.footer import Context, marks
 from ddlbench.report.labels import speedup_mark
-from ddlbench.report.measurements import make_tables
+from ddlbench.report.measurements import collect, make_tables
+from ddlbench.report.summary import summarise
 from ddlbench.report.tables import rows_of
 from ddlbench.report.terminal import advice, numbers_of, speedup_table
 

@@ -18,9 +18,11 @@ from report_factory import (
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import expand
-from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
+from ddlbench.report.drawing import make_figure
 from ddlbench.report.figures.speedup import _draw_published
 from ddlbench.report.footer import Context
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import FIGURES, figures_for
 from ddlbench.report.style import style
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,9 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report import fonts, make_tables
+from ddlbench.report import fonts
 from ddlbench.report.labels import strategy_look, variant_labels
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.style import new_figure, save_figure, shade, style, text_width_mm, wrapped
 from ddlbench.report.terminal import summary_lines, telling_apart, with_telling_options
 

@@ -5,7 +5,8 @@ import pytest
 from report_factory import experiment, failed, matrix, result, site, timing, write, write_all
 
 from ddlbench.planning.matrix import expand
-from ddlbench.report import collect, measurements
+from ddlbench.report import measurements
+from ddlbench.report.measurements import collect
 from ddlbench.report.tables import MEASUREMENTS as COLUMNS
 
 

@@ -10,7 +10,6 @@ from report_factory import SITE_NAME, experiment, failed, result, site, timing, 
 
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import figures_for, make_tables
 from ddlbench.report.curves import DASHES
 from ddlbench.report.figures.networking import (
     draw_bandwidth,
@@ -19,6 +18,8 @@ from ddlbench.report.figures.networking import (
     one_thing_changes,
 )
 from ddlbench.report.footer import Context
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import figures_for
 from ddlbench.report.style import style
 
 FABRICS = {

@@ -7,7 +7,7 @@ from report_factory import SITE_NAME, experiment, result, site, write
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report import collect, make_tables
+from ddlbench.report.measurements import collect, make_tables
 
 DIGEST, OTHER_DIGEST = 64 * "a", 64 * "b"
 

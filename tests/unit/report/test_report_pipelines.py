@@ -11,11 +11,12 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from report_factory import SITE_NAME, experiment, result, site, timing, write
 
 from ddlbench.planning.matrix import expand
-from ddlbench.report import figures_for, make_tables
 from ddlbench.report.figures.loss import draw as draw_loss
 from ddlbench.report.figures.loss import loss_curves, time_to_loss
 from ddlbench.report.figures.pipelines import draw, pipeline_table
 from ddlbench.report.footer import Context
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import figures_for
 from ddlbench.report.style import style
 
 STEP_S = {"sequential": 1.0, "pipedream": 0.3, "pipe-1f1b": 0.4, "model-parallel-p2p": 1.25}

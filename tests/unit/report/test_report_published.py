@@ -14,12 +14,13 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import Paper, read_papers
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import make_tables, predicted, published
+from ddlbench.report import predicted, published
 from ddlbench.report.bars import Bar, Beside, Group, draw_beside, draw_groups
 from ddlbench.report.figures import accuracy, networking, speedup
 from ddlbench.report.figures.paradl import PRINTED, bars_of_runs
 from ddlbench.report.footer import Context
 from ddlbench.report.labels import DatasetLook, printed_name
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.predicted import gap_over_pass, idle_of, parts_of, read_predicted
 from ddlbench.report.style import new_figure, style
 

@@ -8,11 +8,14 @@ from report_factory import SITE_NAME, matrix, write_all
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
-from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
+from ddlbench.report.drawing import make_figure
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.registry import (
+    FIGURES,
     FigureKind,
     caption_of,
     faulty_figures,
+    figures_for,
     names_of,
     prediction_figures_for,
 )

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import strategies as st
 from report_factory import failed, matrix, result, write, write_all
 
-from ddlbench.report import collect, summarise
 from ddlbench.report.footer import interval_words
-from ddlbench.report.summary import COLUMNS
+from ddlbench.report.measurements import collect
+from ddlbench.report.summary import summarise
+from ddlbench.report.tables import SUMMARY
 
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 
@@ -32,7 +33,7 @@ def measured(tmp_path, monkeypatch):
             else:
                 write(tmp_path, row.cell, result(row.cell, epoch_s=value))
         summary = summarise(collect("demo", "local", rows, tmp_path))
-        assert list(summary.columns) == [column.name for column in COLUMNS]
+        assert list(summary.columns) == [column.name for column in SUMMARY]
         return summary[summary["strategy"] == "ddp"].iloc[0]
 
     return run

@@ -8,7 +8,7 @@ from report_factory import matrix, write, write_all
 
 from ddlbench.commands.tables import fields_of
 from ddlbench.experiment.result import Result
-from ddlbench.report import collect_steps, make_tables
+from ddlbench.report.measurements import collect_steps, make_tables
 from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, read_tables, write_table
 
 
@@ -97,7 +97,7 @@ def test_every_field_of_a_result_is_explained():
 def test_reports_need_no_torch():
     code = (
         "import sys, ddlbench.report, importlib\n"
-        "from ddlbench.report import FIGURES\n"
+        "from ddlbench.report.registry import FIGURES\n"
         "[importlib.import_module(f.draw.split(':')[0]) for f in FIGURES.values()]\n"
         "wings = 'datasets networks runtime'.split()\n"
         "wing = ['torch', *(f'ddlbench.{w}' for w in wings)]\n"
@@ -110,7 +110,7 @@ def test_reports_need_no_torch():
 def test_choosing_figures_needs_no_library_that_draws():
     code = (
         "import sys\n"
-        "from ddlbench.report import figures_for\n"
+        "from ddlbench.report.registry import figures_for\n"
         "figures_for([])\n"
         "print([m for m in ('matplotlib', 'pandas', 'scipy') if m in sys.modules])\n"
     )

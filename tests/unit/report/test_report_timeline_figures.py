@@ -14,9 +14,10 @@ from report_factory import SITE_NAME, matrix, result, write
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.planning.schedules import StageDurations
-from ddlbench.report import figures_for, make_tables
 from ddlbench.report.footer import Context
 from ddlbench.report.labels import KINDS, kind_look
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import figures_for
 from ddlbench.report.style import style
 from ddlbench.report.timeline import figure
 from ddlbench.report.timeline.box import PASSES, Box, Part, beside_lanes, trace_of_boxes

@@ -7,9 +7,10 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
 from ddlbench.planning.matrix import expand
-from ddlbench.report import figures_for, make_tables
 from ddlbench.report.figures.loss import accuracy_curves, chance, draw_time_to_accuracy
 from ddlbench.report.footer import Context
+from ddlbench.report.measurements import make_tables
+from ddlbench.report.registry import figures_for
 from ddlbench.report.style import style
 from ddlbench.report.tables import read_tables
 

@@ -12,8 +12,9 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import ratio_text
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import make_tables, terminal
+from ddlbench.report import terminal
 from ddlbench.report.footer import interval_words
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.terminal import speedup_table, summary_lines, telling_rows
 
 IMAGE = {"datasets": ["cifar10"], "networks": ["resnet18"]}
