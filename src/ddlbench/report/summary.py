@@ -29,7 +29,6 @@ from ddlbench.report.comparability import (
 )
 from ddlbench.report.tables import SUMMARY, frame_of
 
-COLUMNS = SUMMARY
 _FROM_FIRST = [
     "site", "experiment", "dataset", "network", "strategy", "options", "nodes", "devices_per_node",
     "geometry", "batch_size", "precision", "fabric", "link_latency_s", "link_bits_per_s",
@@ -45,7 +44,7 @@ _FEWEST_TO_BOOTSTRAP = 3
 
 
 def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
-    """Summarise repeats; see :data:`COLUMNS`."""
+    """Summarise repeats; see :data:`~ddlbench.report.tables.SUMMARY`."""
     by_id = measurements.set_index("cell_id", drop=False)
     configurations = measurements["cell_id"].map(_configuration)
     return frame_of(
