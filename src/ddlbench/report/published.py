@@ -35,6 +35,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -45,10 +46,9 @@ from ddlbench.common.schema import nearest, read_yaml
 from ddlbench.experiment.config import Paper, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.block_costs import BlockCost, block_costs
-from ddlbench.planning.matrix import expand
+from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import FLOAT32_BYTES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
@@ -267,8 +267,6 @@ def _iterations() -> pd.DataFrame:
 
 TABLE_COLUMNS = ["of", "quantity", "printed", "here", "note"]
 
-Ours = Callable[[str, str], str]
-
 
 def printed_table(kind: str, path: Path) -> pd.DataFrame:
     """A printed table with ours beside it.
@@ -292,7 +290,7 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
         raise ConfigError(
             f"{path} has the columns {', '.join(headings)}; write {', '.join(columns)}"
         )
-    ours = PRINTED_TABLES[kind]()
+    ours = PRINTED_TABLES[kind]
     try:
         here = [ours(row.of, row.quantity) for row in rows_of(printed)]
     except (KeyError, ConfigError) as error:
@@ -302,42 +300,40 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
     return printed.assign(here=here)[TABLE_COLUMNS]
 
 
-def _datasets() -> Ours:
-    def ours(name: str, quantity: str) -> str:
-        spec = DATASETS[name]
-        return {
-            "classes": f"{spec.num_classes}",
-            "images": f"{spec.num_train + spec.num_val}",
-            "training images": f"{spec.num_train}",
-            "pixels": f"{spec.height} x {spec.width}",
-            "channels": f"{spec.channels}",
-        }[quantity]
-
-    return ours
+def _datasets(name: str, quantity: str) -> str:
+    spec = DATASETS[name]
+    return {
+        "classes": f"{spec.num_classes}",
+        "images": f"{spec.num_train + spec.num_val}",
+        "training images": f"{spec.num_train}",
+        "pixels": f"{spec.height} x {spec.width}",
+        "channels": f"{spec.channels}",
+    }[quantity]
 
 
-def _batches() -> Ours:
-    """The batches of config/experiments/ddlbench.yaml on four devices of one node."""
+@cache
+def _cells_of_ddlbench() -> dict[tuple[str, str], MatrixRow]:
+    """Cells of config/experiments/ddlbench.yaml on one node, by dataset and strategy."""
     path = project_root() / "config" / "experiments" / "ddlbench.yaml"
     site = load_site("slurm-example", as_example=True)
     config = {**read_yaml(path), "site": site.name}
-    rows = {
+    return {
         (row.cell.dataset, row.cell.strategy): row
         for row in expand(parse_experiment(config, str(path)), site)
         if row.cell.geometry in ("1x1", "1x4")
     }
 
-    def ours(dataset: str, strategy: str) -> str:
-        cell = rows[dataset, strategy].cell
-        if rows[dataset, strategy].strategy.family in ("baseline", "data parallel"):
-            return f"{cell.batch_size // cell.devices}"
-        chunks = cell.option("chunks")
-        return f"{cell.batch_size} ({chunks})" if chunks else f"{cell.batch_size}"
 
-    return ours
+def _batches(dataset: str, strategy: str) -> str:
+    row = _cells_of_ddlbench()[dataset, strategy]
+    cell = row.cell
+    if row.strategy.family in ("baseline", "data parallel"):
+        return f"{cell.batch_size // cell.devices}"
+    chunks = cell.option("chunks")
+    return f"{cell.batch_size} ({chunks})" if chunks else f"{cell.batch_size}"
 
 
-def _strategies() -> Ours:
+def _strategies(library: str, _: str) -> str:
     """Which of our strategies stand for a published library, and the family of each."""
     of = {
         "PipeDream": ("pipedream", "model-parallel-p2p"),
@@ -347,32 +343,21 @@ def _strategies() -> Ours:
         "tf.distribute": (),
         "Mesh TensorFlow": (),
     }
-
-    def ours(library: str, _: str) -> str:
-        named = [f"{name} ({strategy_of(name).family})" for name in of[library]]
-        return ", ".join(named) or "none"
-
-    return ours
+    return ", ".join(f"{name} ({strategy_of(name).family})" for name in of[library]) or "none"
 
 
-def _networks() -> Ours:
+def _networks(of: str, quantity: str) -> str:
     """Layers counted from the table of blocks, which is made of the networks themselves."""
-
-    def ours(of: str, quantity: str) -> str:
-        network, dataset = of.split(" on ")
-        if network not in NETWORKS or dataset not in DATASETS:
-            raise KeyError(of)
-        blocks = block_costs(network, dataset)
-        if blocks is None:
-            raise KeyError(of)
-        return {
-            "side of the first kernel": _first_kernel,
-            "stride of the first convolution": _first_stride,
-            "fully connected layers": _fully_connected,
-            "halvings by pooling": _halvings,
-        }[quantity](blocks, dataset)
-
-    return ours
+    network, _, dataset = of.partition(" on ")
+    blocks = block_costs(network, dataset)
+    if blocks is None:
+        raise KeyError(of)
+    return {
+        "side of the first kernel": _first_kernel,
+        "stride of the first convolution": _first_stride,
+        "fully connected layers": _fully_connected,
+        "halvings by pooling": _halvings,
+    }[quantity](blocks, dataset)
 
 
 def _first_kernel(blocks: tuple[BlockCost, ...], dataset: str) -> str:
@@ -405,7 +390,7 @@ def _halvings(blocks: tuple[BlockCost, ...], _: str) -> str:
     return f"{sum(2 * 2 <= share <= 3 * 3 for share in shares)}"
 
 
-PRINTED_TABLES: dict[str, Callable[[], Ours]] = {
+PRINTED_TABLES: dict[str, Callable[[str, str], str]] = {
     "datasets": _datasets,
     "batches": _batches,
     "strategies": _strategies,
