@@ -132,8 +132,8 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
         rows.append(
             _Row(
                 candidate["label"],
-                _predicted(candidate),
-                _step(candidate) if candidate["basis"] == "measured" else (),
+                _predicted(candidate, *_STEP),
+                _measured(candidate, *_STEP),
                 strategy_look(candidate["strategy"]).colour,
                 candidate["strategy"] == answer["recommended"],
             )
@@ -175,19 +175,25 @@ def _draw_rows(axes: Axes, rows: Sequence[_Row]) -> None:
         label.set_fontweight("bold" if row.bold else "normal")
 
 
-def _step(candidate: Mapping[str, Any]) -> Sequence[float]:
-    low, high = candidate["interval_s"]
-    return low, candidate["step_s"], high
+_STEP = ("step_s", "interval_s")  # a value of the documents, and its interval
+_RATE = ("samples_per_s", "interval_samples_per_s")
 
 
-def _predicted(candidate: Mapping[str, Any]) -> Sequence[float]:
-    """Its predicted step; of a measured candidate what the prediction alone says, if it has one."""
-    if candidate["basis"] == "predicted":
-        return _step(candidate)
-    if candidate["predicted_interval_s"] is None:
+def _measured(entry: Mapping[str, Any], value: str, interval: str) -> Sequence[float]:
+    """The least, the value and the most; empty of an entry that is only predicted."""
+    if entry["basis"] == "predicted":
         return ()
-    low, high = candidate["predicted_interval_s"]
-    return low, candidate["predicted_step_s"], high
+    low, high = entry[interval]
+    return low, entry[value], high
+
+
+def _predicted(entry: Mapping[str, Any], value: str, interval: str) -> Sequence[float]:
+    """The same; of a measured entry what the prediction alone says, empty without one."""
+    prefix = "" if entry["basis"] == "predicted" else "predicted_"
+    if entry[f"{prefix}{interval}"] is None:
+        return ()
+    low, high = entry[f"{prefix}{interval}"]
+    return low, entry[f"{prefix}{value}"], high
 
 
 def _beside(
@@ -207,7 +213,7 @@ def _beside(
 
 def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]:
     entries: list[tuple[Artist, str]] = []
-    if any(map(_predicted, candidates)):
+    if any(_predicted(candidate, *_STEP) for candidate in candidates):
         line = Line2D([], [], linestyle="-", marker="o", color=GREY, linewidth=2)
         entries.append((line, "predicted, 90 % (speed-up in grey)"))
     if any(candidate["basis"] == "measured" for candidate in candidates):
@@ -252,7 +258,7 @@ def _numbers(answer: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[A
         _choice_title(answer["case"]),
         *(candidate[name] for name in ("strategy", "basis", "step_s")),
         *candidate["interval_s"],
-        *(_predicted(candidate) or (None, None, None)),
+        *(_predicted(candidate, *_STEP) or (None, None, None)),
         candidate["speedup"],
         candidate["speedup_basis"],
         candidate["strategy"] == answer["recommended"],
@@ -294,8 +300,8 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     drawn = [
         _Row(
             label,
-            _predicted_rate(configuration),
-            _rate(configuration) if configuration["basis"] == "measured" else (),
+            _predicted(configuration, *_RATE),
+            _measured(configuration, *_RATE),
             colour,
             configuration["cell_id"] == best,
         )
@@ -305,24 +311,11 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     axes.set_xlabel("Samples a second")
     rows = [
         (label, configuration["basis"], configuration["samples_per_s"],
-         *configuration["interval_samples_per_s"], *_predicted_rate(configuration),
+         *configuration["interval_samples_per_s"], *_predicted(configuration, *_RATE),
          configuration["cell_id"] == best)
         for label, configuration in zip(labels, shown, strict=True)
     ]  # fmt: skip
     return page.figure, pd.DataFrame(rows, columns=_TUNING_COLUMNS)
-
-
-def _rate(configuration: Mapping[str, Any]) -> Sequence[float]:
-    low, high = configuration["interval_samples_per_s"]
-    return low, configuration["samples_per_s"], high
-
-
-def _predicted_rate(configuration: Mapping[str, Any]) -> Sequence[float]:
-    """As :func:`_predicted`."""
-    if configuration["basis"] == "predicted":
-        return _rate(configuration)
-    low, high = configuration["predicted_interval_samples_per_s"]
-    return low, configuration["predicted_samples_per_s"], high
 
 
 def _shown(configurations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
