@@ -134,18 +134,13 @@ class _Crate:
         for path in configs:
             if not path.is_file():
                 raise ConfigError(f"--configfile: {path} does not exist")
+        files = [(path, f"Experiment: {path.name}") for path in configs]
+        sites = {site: root / "config" / "sites" / f"{site}.yaml" for site in self._sites}
+        files += [(path, f"Site: {site}") for site, path in sites.items() if path.is_file()]
+        for path, about in files:
             inside = path.is_relative_to(root)
             place = path.relative_to(root) if inside else Path("config") / path.name
-            about = f"Experiment: {path.name}"
             self._taken.append(self._copy(path, place, about, _parameter("configuration"))["@id"])
-        for site in self._sites:
-            path = root / "config" / "sites" / f"{site}.yaml"
-            if path.is_file():
-                about = f"Site: {site}"
-                place = path.relative_to(root)
-                self._taken.append(
-                    self._copy(path, place, about, _parameter("configuration"))["@id"]
-                )
 
     def add_results(self) -> None:
         """Copy the cells' files, and the tables, figures and pages of experiments."""
@@ -205,7 +200,7 @@ class _Crate:
             self._workflow(packages),
             self._run(began, ended),
             self._agent(),
-            self._licence(),
+            _licence(self._study.licence),
             _licence(_LICENCE_OF_WORKFLOW),
             {"@id": "#ddlbench-authors", "@type": "Organization", "name": "The ddlbench authors"},
             *({"@id": url, "@type": "CreativeWork", "name": name, "version": url.rpartition("/")[2]}
@@ -244,7 +239,7 @@ class _Crate:
             "description": about,
             "datePublished": datetime.now(UTC).isoformat(timespec="seconds"),
             "dateModified": ended,
-            "license": _ref(self._licence()["@id"]),
+            "license": _ref(_licence(self._study.licence)["@id"]),
             "author": _ref(self._agent()["@id"]),
             "conformsTo": [_ref(url) for url in _PROFILES],
             "mainEntity": _ref(_WORKFLOW),
@@ -293,9 +288,6 @@ class _Crate:
         if match is None:
             return {"@id": "#author", "@type": "Person", "name": printable(self._study.author)}
         return {"@id": match["address"], "@type": "Person", "name": match["name"].strip()}
-
-    def _licence(self) -> Entity:
-        return _licence(self._study.licence)
 
     def _parameters(self) -> Iterator[Entity]:
         if self._taken:
