@@ -32,7 +32,7 @@ DASHES: tuple[Any, ...] = (
     "-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)),
     (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 4)), (0, (9, 2, 3, 2)),
 )  # fmt: skip
-"""Of the lines of one strategy, or of batches."""
+"""Of the lines of one strategy, or of batches; more than any figure has of one."""
 
 
 def places(names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
@@ -82,13 +82,6 @@ def log_y(axes: Axes, limits: tuple[float, float], most: int) -> None:
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=most))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(plain)
-
-
-# More than any figure has lines of one strategy, as two equal ones could not be told apart.
-_STYLES: tuple[Any, ...] = (
-    "-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)),
-    (0, (9, 2)), (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)), (0, (9, 2, 4, 2)),
-)  # fmt: skip
 
 
 def by_link(shown: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -146,7 +139,7 @@ class Lines:
         return {
             "color": look.colour,
             "linewidth": 0.9,
-            "linestyle": _STYLES[self._places[key] % len(_STYLES)],
+            "linestyle": DASHES[self._places[key] % len(DASHES)],
             "marker": look.marker,
             "markersize": 3.2,
         }
