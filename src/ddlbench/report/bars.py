@@ -455,9 +455,7 @@ def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float)
 def message(axes: Axes, text: str, width_mm: float) -> None:
     """Write into an empty panel the reason that all its cells share."""
     lines = wrapped(text, 0.9 * width_mm)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    height_mm = axes.get_window_extent().height / figure.dpi / MM
+    height_mm = axes.get_window_extent().height / axes.figure.dpi / MM
     most = max(1, int(height_mm * 0.8 / LINE_MM))
     if len(lines) > most:
         lines = [*lines[: most - 1], lines[most - 1] + " ..."]
