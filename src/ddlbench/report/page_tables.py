@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -319,18 +319,17 @@ def plot_data(summary: pd.DataFrame) -> Markup:
     A text is a place in its column's list of values; a number that is not known is null.
     """
     rows = summary.to_dict("records")
-    variants = variant_labels(summary)
-    texts: dict[str, tuple[str, Iterable[str]]] = {
-        "strategy": ("Strategy", _each(rows, lambda row: strategy_label(str(row["strategy"])))),
-        "network": ("Network", _each(rows, lambda row: network_label(str(row["network"])))),
-        "geometry": ("Geometry", _each(rows, lambda row: str(row["geometry"]))),
-        "dataset": ("Dataset", _each(rows, lambda row: dataset_label(str(row["dataset"])))),
-        "status": ("Status", _each(rows, lambda row: str(row["status"]).replace("_", " "))),
-        "variant": ("Options", variants),
-        "precision": ("Precision", _each(rows, lambda row: str(row["precision"]))),
-        "fabric": ("Links", _each(rows, lambda row: str(row["fabric"]))),
-        "settings": ("Settings", _each(rows, lambda row: str(row["settings"]))),
-        "state": ("State", _each(rows, state_of)),
+    texts = {
+        "strategy": ("Strategy", summary["strategy"].map(strategy_label)),
+        "network": ("Network", summary["network"].map(network_label)),
+        "geometry": ("Geometry", summary["geometry"]),
+        "dataset": ("Dataset", summary["dataset"].map(dataset_label)),
+        "status": ("Status", summary["status"].str.replace("_", " ")),
+        "variant": ("Options", variant_labels(summary)),
+        "precision": ("Precision", summary["precision"]),
+        "fabric": ("Links", summary["fabric"]),
+        "settings": ("Settings", summary["settings"]),
+        "state": ("State", map(state_of, rows)),
     }
     colours = {
         strategy_label(name): strategy_look(name).colour
@@ -346,12 +345,6 @@ def plot_data(summary: pd.DataFrame) -> Markup:
         "colours": colours,
     }
     return embedded_json(content)
-
-
-def _each(
-    rows: Iterable[Mapping[Hashable, Any]], text: Callable[[Mapping[Hashable, Any]], str]
-) -> Iterable[str]:
-    return (text(row) for row in rows)
 
 
 def _pooled(name: str, label: str, values: list[str]) -> dict[str, Any]:
