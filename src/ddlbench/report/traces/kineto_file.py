@@ -35,6 +35,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -330,7 +331,6 @@ class Trace:
     Args:
         path: of the file.
         rank: that it names, or None.
-        world_size, backend: that it names.
         work: on devices: begin, end (us), stream, correlation, kind, counted as HTA counts idle.
         launches: on the host: begin, correlation.
         operators: on the host: begin, end, kind; only of a trace without work.
@@ -342,8 +342,6 @@ class Trace:
 
     path: Path
     rank: int | None = None
-    world_size: int | None = None
-    backend: str = ""
     work: _Lines = field(
         default_factory=lambda: _Lines("begin", "end", "stream", "link", "kind", "gap")
     )
@@ -380,8 +378,6 @@ def read_trace(path: Path, *, exact: bool = False) -> Trace:
 class _Reader:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._kinds: dict[str, int] = {}
-        self._on_host: dict[str, int] = {}
         self.odd = 0
 
     def read(self, file: TraceFile) -> bool:
@@ -437,19 +433,14 @@ class _Reader:
                 self._add_operator(name, category, begin, end)
 
     def _add_work(self, name: str, category: object, place: tuple[float, float, int, int]) -> None:
-        kind = self._kinds.get(name)
-        if kind is None:
-            kind = self._kinds[name] = _kind_of(name)
+        kind = _kind_of(name)
         if kind == COMMUNICATION and not _COMMUNICATION.match(name):
             self._trace.renamed += 1
         counted = isinstance(category, str) and category in _IDLE_CATEGORIES
         self._trace.work.add(*place, kind, counted)
 
     def _add_operator(self, name: str, category: str, begin: float, end: float) -> None:
-        kind = self._on_host.get(name)
-        if kind is None:
-            communicates = _ON_HOST.match(name) is not None
-            kind = self._on_host[name] = COMMUNICATION if communicates else COMPUTE
+        kind = _kind_on_host(name)
         # An annotation of the user, as a step's, covers operators and the time between them.
         if kind == COMMUNICATION or "annotation" not in category:
             self._trace.operators.add(begin, end, kind)
@@ -465,6 +456,7 @@ def _whole(value: object) -> int:
         return -1
 
 
+@cache
 def _kind_of(name: str) -> int:
     if _COMMUNICATION.match(name) or _OTHER_COMMUNICATION.match(name):
         return COMMUNICATION
@@ -473,14 +465,16 @@ def _kind_of(name: str) -> int:
     return OTHER if _NO_COMPUTATION.match(name) else COMPUTE
 
 
+@cache
+def _kind_on_host(name: str) -> int:
+    return COMMUNICATION if _ON_HOST.match(name) else COMPUTE
+
+
 def _describe(trace: Trace, file: TraceFile, reader: _Reader) -> None:
     """Take what the file says of its rank, and note what was wrong with it."""
     about = file.metadata.get("distributedInfo")
-    about = about if isinstance(about, dict) else {}
-    rank, size = about.get("rank"), about.get("world_size")
+    rank = about.get("rank") if isinstance(about, dict) else None
     trace.rank = rank if type(rank) is int and 0 <= rank < 2**31 else None
-    trace.world_size = size if type(size) is int and 0 < size < 2**31 else None
-    trace.backend = about["backend"] if isinstance(about.get("backend"), str) else ""
     if not trace.events:
         cut = ", as its tail is cut off" if file.truncated else ""
         raise ConfigError(
