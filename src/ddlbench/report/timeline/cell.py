@@ -98,11 +98,12 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     numbers = {box.mini_batch for box in measured}
     first = min(numbers, default=0)
     count = max(numbers) - first + 1 if numbers else max(_UNRECORDED, 3 * len(rows), steps or 0)
-    schedule = _schedule(plan, min(count, _MOST_MINI_BATCHES), folder)
-    planned, not_planned = _planned(schedule, measured, rows, first)
-    predicted = schedule is None
-    if predicted:
-        planned, not_planned = _predicted(plan, folder, first, min(count, _MOST_MINI_BATCHES))
+    count = min(count, _MOST_MINI_BATCHES)
+    schedule = _schedule(plan, count, folder)
+    if schedule is None:
+        planned, not_planned = _predicted(plan, folder, first, count)
+    else:
+        planned, not_planned = _planned(schedule, measured, rows, first)
     windows = windows_of(planned, measured, schedule, len(rows), steps)
     if not windows:
         raise InvalidTimeline(
@@ -116,8 +117,8 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
         planned=planned,
         measured=measured,
         windows=windows,
-        in_seconds=bool(measured) or predicted,
-        predicted=predicted,
+        in_seconds=bool(measured) or schedule is None,
+        predicted=schedule is None,
         not_planned=not_planned,
         uncertainty_s=_uncertainty_s(result),
         result=result,
@@ -217,11 +218,9 @@ def _predicted(
 
 
 def _planned(
-    schedule: PlannedSchedule | None, measured: Sequence[Box], rows: Sequence[Row], first: int
+    schedule: PlannedSchedule, measured: Sequence[Box], rows: Sequence[Row], first: int
 ) -> tuple[tuple[Box, ...], str]:
     """Planned boxes, or the reason why there are none."""
-    if schedule is None:
-        return (), ""
     if schedule.schedule.world_size != len(rows):
         return (), f"the schedule is of {schedule.schedule.world_size} devices, the plan is not"
     if not measured:
