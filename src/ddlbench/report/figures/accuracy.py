@@ -84,7 +84,14 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
         footer=footer(shown_cells(predicted, frame), context, [about]),
-        size=_errors_size(predictors, len(strategies)),
+        size=PanelSize(
+            min_width=22.0,
+            height=len(predictors) * _ROW_MM + 1,
+            left=max(map(text_width_mm, predictors)) + 2.5,
+            between=4.0,
+            max_width=60.0,
+            max_columns=min(len(strategies), 5),
+        ),
         share_y=True,
     )
     records = []
@@ -106,17 +113,6 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         if math.isfinite(spread):
             axes.axvline(spread, **_DOTS, linewidth=0.8, zorder=4, gid="spread")
     return page.figure, pd.DataFrame(records)
-
-
-def _errors_size(predictors: list[str], strategies: int) -> PanelSize:
-    return PanelSize(
-        min_width=22.0,
-        height=len(predictors) * _ROW_MM + 1,
-        left=max(map(text_width_mm, predictors)) + 2.5,
-        between=4.0,
-        max_width=60.0,
-        max_columns=min(strategies, 5),
-    )
 
 
 def _frame(axes: Axes, predictors: list[str], errors: pd.Series, first: bool) -> None:

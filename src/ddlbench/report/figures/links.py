@@ -83,7 +83,11 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
         values, slow_pairs = data
         _heat(axes, values)
         _frame(axes, len(values))
-        _mark_slow(axes, slow_pairs)
+        for slow in slow_pairs:
+            corner = (slow.receiver - 0.46, slow.sender - 0.46)
+            frame = Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=_SLOW, linewidth=1.4)
+            frame.set_gid("slow")
+            axes.add_patch(frame)
     return page.figure, pd.DataFrame([row for pair in pairs for row in _rows(pair)])
 
 
@@ -145,14 +149,6 @@ def _frame(axes: Axes, size: int) -> None:
     axes.grid(visible=False)
     axes.set_xlabel("to", labelpad=1)
     axes.set_ylabel("from", labelpad=1)
-
-
-def _mark_slow(axes: Axes, slow_pairs: Sequence[SlowPair]) -> None:
-    for slow in slow_pairs:
-        corner = (slow.receiver - 0.46, slow.sender - 0.46)
-        axes.add_patch(
-            Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=_SLOW, linewidth=1.4, gid="slow")
-        )
 
 
 def _pairs_sentence(pairs: Sequence[PairMatrix]) -> str:

@@ -302,7 +302,9 @@ def bars_of_runs(predictions: pd.DataFrame, with_printed: bool = True) -> pd.Dat
             bars.append(place | _measured(row))
             key = (row.network, row.strategy, row.workers)
             if row.dataset == "imagenet" and key in printed:
-                bars.append(place | _printed(printed[key]))
+                print_of = printed[key]
+                parts_s = (print_of.compute_seconds, print_of.comm_seconds)
+                bars.append(place | _bar(PRINTED, *parts_s, print_of.seconds_per_iteration))
         bars.append(place | _projected(row))
     return pd.DataFrame(bars, columns=COLUMNS)
 
@@ -312,10 +314,6 @@ def _measured(row: Any) -> dict[str, Any]:
     wait_s = min(float(getattr(row, "measured_wait_s", math.nan)), float(row.measured_step_s))
     mark = "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status)
     return _bar(MEASURED, row.measured_step_s - wait_s, wait_s, row.measured_step_s, mark=mark)
-
-
-def _printed(row: Any) -> dict[str, Any]:
-    return _bar(PRINTED, row.compute_seconds, row.comm_seconds, row.seconds_per_iteration)
 
 
 def _bar(

@@ -350,7 +350,13 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
         axes.barh(row.partition, duration, left=row.start_s - start, height=0.72, **style)
         if row.kind in numbered:
             middle = row.start_s - start + duration / 2
-            _number(axes, middle, row.partition, str(row.micro_batch), look)
+            colour_of_text = "white" if look.white < 0.3 else "black"
+            number = axes.text(
+                middle, row.partition, str(row.micro_batch), color=colour_of_text, gid="number",
+                **CENTRED,
+            )  # fmt: skip
+            if look.hatch:
+                number.set_bbox(ground(0.3))
     axes.set_xlim(0, length)
     ticks_in(unit_for(length, TIMES), axes.xaxis, "Time in the step", 5)
 
@@ -360,10 +366,3 @@ def _numbered(spans: pd.DataFrame, mm_per_s: float) -> set[str]:
     rooms = (spans["end_s"] - spans["start_s"]) * mm_per_s
     needs = spans["micro_batch"].map(lambda number: text_width_mm(str(number)) + 0.8)
     return set(spans["kind"]) - set(spans.loc[rooms <= needs, "kind"])
-
-
-def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> None:
-    colour = "white" if look.white < 0.3 else "black"
-    drawn = axes.text(x, y, text, color=colour, gid="number", **CENTRED)
-    if look.hatch:
-        drawn.set_bbox(ground(0.3))

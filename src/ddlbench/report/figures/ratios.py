@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -53,16 +52,18 @@ def draw(comparison: Comparison) -> tuple[Figure, pd.DataFrame]:
     height = _ROW_MM * len(shown) + 2
     page = lay_out(
         f"B against A: {verdicts(comparison)}",
-        _legend(comparison),
+        [
+            (Line2D([], [], linestyle="-", marker="o", color="black"), "ratio, 95 % interval"),
+            (Patch(color=_BAND), f"margin of {percent(comparison.margin)}"),
+        ],
         [Section("", [Panel(comparison.common)], height=height)],
         footer=_footer(comparison),
         size=PanelSize(70, 0, left=left, between=left, right=right, max_width=100),
     )
     ((axes,),) = page.axes
     label_rows(axes, labels)
-    low, high = _ends(comparison)
     axes.set_xscale("log")
-    axes.set_xlim(low, high)
+    axes.set_xlim(*_ends(comparison))
     axes.axvspan(1 / (1 + comparison.margin), 1 + comparison.margin, color=_BAND, zorder=0)
     axes.axvline(1, color=GREY, linewidth=0.6)
     _ticks(axes)
@@ -97,10 +98,9 @@ def _ends(comparison: Comparison) -> tuple[float, float]:
 
 def _ticks(axes: Axes) -> None:
     """At 1, and in equal steps on both sides."""
-    high = axes.get_xlim()[1]
+    low, high = axes.get_xlim()
     step = next((step for step in _STEPS if (high - 1) / step < _MOST_TICKS), _STEPS[-1])
     count = int((high - 1) / step)
-    low = axes.get_xlim()[0]
     ticks = [1 + step * place for place in range(-count, count + 1)]
     axes.set_xticks([tick for tick in ticks if low <= tick])
     axes.minorticks_off()
@@ -124,14 +124,6 @@ def _row(axes: Axes, place: int, row: Compared, right: float) -> None:
     marker = "<" if row.ratio.ratio < low else ">" if row.ratio.ratio > high else "o"
     end = min(max(row.ratio.ratio, low), high)
     axes.plot([end], [place], marker, color=colour, markersize=3, clip_on=False)
-
-
-def _legend(comparison: Comparison) -> list[tuple[Artist, str]]:
-    margin = percent(comparison.margin)
-    return [
-        (Line2D([], [], linestyle="-", marker="o", color="black"), "ratio, 95 % interval"),
-        (Patch(color=_BAND), f"margin of {margin}"),
-    ]
 
 
 def _footer(comparison: Comparison) -> list[str]:

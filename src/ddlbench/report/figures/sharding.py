@@ -107,24 +107,24 @@ def draw(strategy: str) -> Figure:
         legend.append((whole, picture.everyone))
     stripes = ["Stripes: both devices have the same values."] if "some" in sharing else []
     lines = _lines(picture)
+    height = _SCENE_MM + 3.4 * len(lines)
     page = lay_out(
         picture.question,
         [*legend],
         [Section("", [Panel("")])],
         footer=[*stripes, "After ParaDL (Kahira et al. 2021), Figure 2; nothing is measured."],
-        size=PanelSize(
-            min_width=160.0, height=_SCENE_MM + 3.4 * len(lines), left=1.0, between=0.0, right=1.0,
-            bottom=1.0,
-        ),
-    )  # fmt: skip
-    axes = page.axes[0][0]
-    height = _SCENE_MM + 3.4 * len(lines)
+        size=PanelSize(160.0, height, left=1.0, between=0.0, right=1.0, bottom=1.0),
+    )
+    ((axes,),) = page.axes
     axes.set_axis_off()
     axes.grid(visible=False)
     axes.set_xlim(0, page.width_mm)
     axes.set_ylim(0, height)
     _scene(axes, picture, foot=height - 25.0)
-    _write(axes, lines, top=height - 30.0)
+    for number, (name, line) in enumerate(lines):
+        y = height - 30.0 - 3.4 * number
+        axes.text(0, y, name, va="top", fontweight="bold", gid="name")
+        axes.text(26, y, line, va="top", gid="sentence")
     return page.figure
 
 
@@ -150,19 +150,11 @@ def _lines(picture: Picture) -> list[tuple[str, str]]:
     return made
 
 
-def _write(axes: Axes, lines: list[tuple[str, str]], top: float) -> None:
-    for number, (name, line) in enumerate(lines):
-        y = top - 3.4 * number
-        axes.text(0, y, name, va="top", fontweight="bold", gid="name")
-        axes.text(26, y, line, va="top", gid="sentence")
-
-
 def _scene(axes: Axes, picture: Picture, foot: float) -> None:
     if picture.layers:
         _pipeline(axes, foot)
         return
-    left = 8.0
-    _tiles(axes, (left, foot), picture.inputs, "x: 4 samples", "channels")
+    _tiles(axes, (8.0, foot), picture.inputs, "x: 4 samples", "channels")
     _arrow(axes, 71.5, 76.0, foot + 10.0)
     _grid(axes, 80.0, foot + 3.0, 14.0, lambda row, column: picture.weights(0, row, column))
     axes.text(87.0, foot + 20.5, "w: weights", ha="center")

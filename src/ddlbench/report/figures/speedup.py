@@ -123,7 +123,16 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}{emulated}",
         legend,
         sections,
-        footer=footer(shown, context, _sentences(shown, tables.summary, everywhere, printed)),
+        footer=footer(
+            shown,
+            context,
+            [
+                _base_sentence(shown, tables.summary),
+                "Hollow: published, of another machine and its batches." if len(printed) else "",
+                interval_sentence(shown, ratio=True),
+                *map(as_sentence, everywhere),
+            ],
+        ),
         size=panel_size(labels, len(datasets), panels_of, left=left, between=3.0, right=_RIGHT_MM),
         share_y=True,
     )
@@ -279,14 +288,6 @@ def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
             )  # fmt: skip
 
 
-def _sentences(
-    shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str], printed: pd.DataFrame
-) -> list[str]:
-    theirs = "Hollow: published, of another machine and its batches." if len(printed) else ""
-    base, whiskers = _base_sentence(shown, summary), interval_sentence(shown, ratio=True)
-    return [base, theirs, whiskers, *map(as_sentence, notes)]
-
-
 def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
     there = summary[summary["configuration"].isin(set(shown["base_configuration"]))]
     bases, lacking = (there[there["samples_per_s"].notna() == known] for known in (True, False))
@@ -350,7 +351,7 @@ def draw_scaling(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame
     ]
     below = footer(shown, context, sentences)
     legend = published.label(printed, context.paper) if len(printed) else ""
-    figure = draw_lines(shown, "Speed-up by number of workers", below, (printed, legend))
+    figure = draw_lines(shown, "Speed-up by number of workers", below, printed, legend)
     return figure, published.below(shown[_LINES_TABLE], printed, [*_LINES_TABLE, *published.SOURCE])
 
 
@@ -366,13 +367,13 @@ def draw_lines(
     shown: pd.DataFrame,
     title: str,
     below: list[str],
-    beside: tuple[pd.DataFrame, str] | None = None,
+    printed: pd.DataFrame,
+    source: str = "",
 ) -> Figure:
     """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers.
 
-    Published speed-ups ``beside`` them, which have a label, are hollow.
+    Published speed-ups, of which ``source`` tells, are hollow.
     """
-    printed, sentence = beside or (None, "")
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
     styles = {name: DASHES[place % len(DASHES)] for name, place in places(names).items()}
     signs = {
@@ -383,8 +384,8 @@ def draw_lines(
         (sample(of, linestyle=styles[of, line]), f"{strategy_label(of, line)} {sign}".rstrip())
         for (of, line), sign in signs.items()
     ]
-    if printed is not None and len(printed):
-        legend.append((hollow(), sentence))
+    if len(printed):
+        legend.append((hollow(), source))
     page = lay_out(
         title,
         legend,
@@ -408,8 +409,7 @@ def draw_lines(
             shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
             _draw_line(axes, of_line.sort_values("workers"), styles[name], shift, signs[name])
         _draw_crosses(axes, part[part["mark"] != ""])
-        if printed is not None:
-            _draw_published(axes, part, printed)
+        _draw_published(axes, part, printed)
         axes.set_xlabel("Workers", labelpad=1)
     page.label_rows("Speed-up")
     return page.figure
@@ -439,13 +439,12 @@ def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> No
         draw_published(axes, place, hollow(look.colour, look.marker))
 
 
-def _limits(shown: pd.DataFrame, printed: pd.DataFrame | None) -> tuple[float, float]:
+def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
     good = shown[shown["mark"] == ""]
     lows = good["speedup_low"].fillna(good["speedup"])
     highs = good["speedup_high"].fillna(good["speedup"])
-    theirs = [] if printed is None else [float(value) for value in printed["speedup"]]
-    low = min([*lows[lows > 0], *theirs, 1.0])
-    high = max([*highs, *theirs, float(shown["workers"].max())])
+    low = min([*lows[lows > 0], *printed["speedup"], 1.0])
+    high = max([*highs, *printed["speedup"], float(shown["workers"].max())])
     return low / 1.5, high * 1.25
 
 
@@ -530,7 +529,7 @@ def draw_sites(
         *(origin(part, contexts[site]) for site, part in zip(tables, parts, strict=True)),
     ]
     title = "Speed-up by number of workers, site by site"
-    figure = draw_lines(shown, title, [*filter(None, below)])
+    figure = draw_lines(shown, title, [*filter(None, below)], printed=shown.iloc[:0])
     return figure, shown[["site", *_LINES_TABLE]]
 
 

@@ -96,7 +96,6 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     logarithmic = _are_far_apart(shown, durations)
     lines = _lines(shown)
     labels = _line_labels(lines)
-    size = _steps_size(labels, shown["network"].nunique())
     waits = {str(v["configuration"]): input_bound(v) for v in shown.to_dict("records")}
     parallel = shown.loc[shown["strategy"] != BASE, "workers"]
     page = lay_out(
@@ -104,7 +103,14 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         [],
         dataset_sections(shown),
         footer=footer(shown, context, [_legend_sentence(durations)]),
-        size=size,
+        size=PanelSize(
+            min_width=21.0 if shown["network"].nunique() > 4 else 36.0,
+            height=len(labels) * _ROW_MM + 1,
+            left=max(map(text_width_mm, labels)) + 2.5,
+            between=4.0,
+            bottom=7.0,
+            max_columns=6,
+        ),
         share_y=True,
     )
     records = []
@@ -113,7 +119,6 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         rows = {_line_of(row): row for row in rows_of(part)}
         width_mm = axes.get_position().width * page.figure.get_figwidth() / MM
         drawn: list[tuple[np.ndarray, float]] = []
-        marks, flags = [], []
         for place, line in enumerate(lines):
             row = rows.get(line)
             if row is None:
@@ -122,14 +127,14 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
             records.append(_record(row, times, mark))
             flag = _flag(waits.get(str(row.configuration), ""), signs(row), width_mm)
-            flags.append((place, flag))
+            if flag:
+                write_in_row(axes, place, 0.995, flag, ha="right", color="black", gid="number")
             if mark:
-                marks.append((place, mark))
+                write_in_row(axes, place, 0.02, mark, ha="left", color=GREY, gid="mark")
             else:
                 _draw_steps(axes, place, times, line.strategy, bool(row.stale))
                 drawn.append((times, 1 - (text_width_mm(flag) + 2) / width_mm))
         _scale(axes, drawn, logarithmic)
-        _write(axes, marks, flags)
     return page.figure, pd.DataFrame(records)
 
 
@@ -151,13 +156,6 @@ def _line_labels(lines: list[_Line]) -> list[str]:
         where = geometry if several and strategy != BASE else ""
         labels.append(" ".join(filter(None, [strategy_label(strategy), where, variant])))
     return labels
-
-
-def _steps_size(labels: list[str], networks: int) -> PanelSize:
-    return PanelSize(
-        min_width=21.0 if networks > 4 else 36.0, height=len(labels) * _ROW_MM + 1,
-        left=max(map(text_width_mm, labels)) + 2.5, between=4.0, bottom=7.0, max_columns=6,
-    )  # fmt: skip
 
 
 def _draw_steps(axes: Axes, place: int, times: np.ndarray, strategy: str, stale: bool) -> None:
@@ -212,14 +210,6 @@ def _scale(axes: Axes, drawn: Sequence[tuple[np.ndarray, float]], logarithmic: b
     spans = [(math.log(max(float(times.max()), low) / low), free) for times, free in drawn]
     high = 1.12 * low * math.exp(max(span / free for span, free in spans))
     log_steps_axis(axes, low, high)
-
-
-def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
-    for gid, x, side, texts in (("mark", 0.02, "left", marks), ("number", 0.995, "right", flags)):
-        for place, text in texts:
-            if text:
-                colour = GREY if gid == "mark" else "black"
-                write_in_row(axes, place, x, text, ha=side, color=colour, gid=gid)
 
 
 def _legend_sentence(durations: dict[str, np.ndarray]) -> str:

@@ -117,29 +117,28 @@ def beside_lanes(boxes: Iterable[Box]) -> dict[Box, int]:
     return lanes
 
 
+_ARGUMENTS = ("mini_batch", "micro_batch", "stage")
+
+
 def trace_of_boxes(panels: Mapping[str, Sequence[Box]], rows: Sequence[Row]) -> dict[str, Any]:
     """The JSON value of a trace file, with a process for each panel that has boxes."""
     shown = {process: panel for process, panel in enumerate(panels.items()) if panel[1]}
     return chrome_trace(
-        [_piece(box, process) for process, (_, boxes) in shown.items() for box in boxes],
+        [
+            Piece(
+                name=f"{box.kind} {box.number}",
+                kind=box.kind,
+                process=process,
+                thread=box.row,
+                start_s=box.start_s,
+                end_s=box.end_s,
+                arguments={name: getattr(box, name) for name in _ARGUMENTS},
+            )
+            for process, (_, boxes) in shown.items()
+            for box in boxes
+        ],
         {process: name for process, (name, _) in shown.items()},
         {(process, index): row.label for process in shown for index, row in enumerate(rows)},
-    )
-
-
-def _piece(box: Box, process: int) -> Piece:
-    return Piece(
-        name=f"{box.kind} {box.number}",
-        kind=box.kind,
-        process=process,
-        thread=box.row,
-        start_s=box.start_s,
-        end_s=box.end_s,
-        arguments={
-            "mini_batch": box.mini_batch,
-            "micro_batch": box.micro_batch,
-            "stage": box.stage,
-        },
     )
 
 
