@@ -142,17 +142,6 @@ class Chain(States):
     nodes: tuple[Node, ...]
     fixed_bytes: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.nodes:
-            raise ConfigError("a network of no nodes cannot be cut; the profile holds none")
-        for number, node in enumerate(self.nodes):
-            values = (node.time_s, node.output_bytes, node.saved_bytes)
-            if not all(0 <= v < np.inf for v in (*values, node.parameter_bytes, node.buffer_bytes)):
-                raise ConfigError(
-                    f"node {number} ({node.name}) has a time or size that is negative or no "
-                    f"number: {node}; times and sizes must be 0 or more"
-                )
-
     @cached_property
     def output_bytes(self) -> Array:
         return np.array([node.output_bytes for node in self.nodes], dtype=np.float64)
@@ -188,8 +177,6 @@ class MemoryLimit:
     def __post_init__(self) -> None:
         if not self.limit_bytes > 0:
             raise ConfigError(f"memory of {self.limit_bytes} bytes: write more than 0")
-        if self.optimizer_states < 0 or self.extra_warmup < 0:
-            raise ConfigError("optimizer states and extra warm-up must be 0 or more")
 
     def demands(self, ranks: int, exact: bool) -> NDArray[np.int64]:
         """Grid of demands of later stages: all of them, or ever coarser ones above 8.
@@ -204,14 +191,11 @@ class MemoryLimit:
         grid = np.array(sorted({*range(8), *coarse}))
         return grid[: np.searchsorted(grid, most) + 1]
 
-    def once_bytes(self, states: States) -> Array:
-        """Bytes kept once for nodes i..j; shape (N, N)."""
-        held = (1 + self.optimizer_states) * states.parameter_bytes
-        return held + states.buffer_bytes + states.fixed_bytes
-
-    def per_flight_bytes(self, states: States) -> Array:
-        """Bytes kept for each mini-batch in flight, for nodes i..j; shape (N, N)."""
-        return states.saved_bytes + states.parameter_bytes
+    def needed_bytes(self, states: States, in_flight: int) -> Array:
+        """Bytes of a device that runs nodes i..j; shape (N, N)."""
+        once = (1 + self.optimizer_states) * states.parameter_bytes
+        once = once + states.buffer_bytes + states.fixed_bytes
+        return once + in_flight * (states.saved_bytes + states.parameter_bytes)
 
     def in_flight(self, waiting: int) -> int:
         """Mini-batches in a replica that delays its first backward pass by ``waiting`` of them."""
@@ -220,17 +204,13 @@ class MemoryLimit:
     def fits(self, states: States, waiting: int) -> NDArray[np.bool_]:
         """Which nodes i..j fit with so many warm-up mini-batches; bool, shape (N, N)."""
         upper = np.isfinite(states.time_s)
-        need = self.in_flight(waiting) * self.per_flight_bytes(states) + self.once_bytes(states)
-        fitting: NDArray[np.bool_] = upper & (need <= self.limit_bytes)
+        needed = self.needed_bytes(states, self.in_flight(waiting))
+        fitting: NDArray[np.bool_] = upper & (needed <= self.limit_bytes)
         return fitting
 
     def stage_bytes(self, states: States, first: int, last: int, in_flight: int) -> float:
         """Bytes of a device that runs ``[first, last)``."""
-        stage = (first, last - 1)
-        weights = float(states.parameter_bytes[stage])
-        once = (1 + self.optimizer_states) * weights + float(states.buffer_bytes[stage])
-        held = float(states.saved_bytes[stage]) + weights
-        return once + states.fixed_bytes + in_flight * held
+        return float(self.needed_bytes(states, in_flight)[first, last - 1])
 
     def node_bytes(self, node: Node) -> float:
         """Bytes of a device that runs one node, for one mini-batch and without ``fixed_bytes``."""

@@ -127,17 +127,6 @@ class CostModel:
     antichains: bool = False
 
 
-def cost_model(name: str) -> CostModel:
-    """The cost model called ``name``.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in COST_MODELS:
-        raise ConfigError(f"no cost model {name!r}; write one of {', '.join(COST_MODELS)}")
-    return COST_MODELS[name]
-
-
 def cut_outputs(states: States) -> Array:
     """Bytes that cross a cut after each state; shape (N,), 0 for the last."""
     outputs = states.output_bytes.copy()
@@ -466,10 +455,6 @@ class GraphStates(States):
         sizes = self.members.sum(axis=1)
         within = (held @ held.T == sizes[:, None]) & (sizes[:, None] < sizes[None, :])
         return np.vstack([np.ones((1, len(sizes)), dtype=bool), within[:-1]])
-
-    def set_of(self, state: int) -> int:
-        """The nodes of a state as a set of bits."""
-        return packed(self.members[state])
 
     def order(self, cuts: Sequence[int]) -> list[int]:
         """The nodes, those of earlier stages first; ``cuts`` are the last state of each stage."""

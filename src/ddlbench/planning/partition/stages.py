@@ -38,17 +38,17 @@ import numpy as np
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import making_command
-from ddlbench.experiment.links import Links, PairMatrix, read_links
+from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import links_file
 from ddlbench.experiment.profile import Profile
 from ddlbench.planning.partition.graph import Array, Chain, LayerGraph, MemoryLimit, States
 from ddlbench.planning.partition.programme import (
+    COST_MODELS,
     CostModel,
     GraphStates,
     Level,
     Piece,
     all_states,
-    cost_model,
     graph_states,
     lowest,
     next_nodes,
@@ -96,18 +96,17 @@ def partition(
     Args:
         states: the network at the batch size of one replica: a chain, or the states of a graph.
         levels: the machine, innermost level first (devices of a node, then nodes).
-        model: ``released`` or ``paper``, see :mod:`ddlbench.planning.partition.programme`.
+        model: a key of :data:`~ddlbench.planning.partition.programme.COST_MODELS`.
         straight: as many stages as devices, no replication.
         memory: of a device; None for no limit.
 
     Raises:
-        ConfigError: there is no such model or level, or no partition exists or fits.
+        ConfigError: no partition exists or fits.
     """
-    if not levels:
-        raise ConfigError("no machines; write how many devices there are, innermost level first")
-    period, pieces = solve(states, levels, cost_model(model), straight)
+    costs = COST_MODELS[model]
+    period, pieces = solve(states, levels, costs, straight)
     if memory is not None and pieces and not _fits(pieces, states, memory):
-        period, pieces = solve(states, levels, cost_model(model), straight, memory)
+        period, pieces = solve(states, levels, costs, straight, memory)
     if not pieces:
         raise ConfigError(_why_none(states, levels, straight, memory))
     return Partition(tuple(Stage(p.first, p.last, p.replicas) for p in pieces), period)
@@ -152,7 +151,7 @@ def _states_to_cut(
     limited = memory is not None
     closed = all_states(graph, _MOST_LIMITED_STATES if limited else _MOST_STATES)
     if closed is not None:
-        return graph_states(graph, closed, cost_model(model).antichains)
+        return graph_states(graph, closed, COST_MODELS[model].antichains)
 
     def cuts_of(states: GraphStates) -> tuple[float, list[int]]:
         try:
@@ -236,11 +235,8 @@ def period_of(
     """The model's seconds per mini-batch, and those of all communication, hidden or not.
 
     The chain is at the batch size of one replica, and ``stages`` hold all of its nodes.
-
-    Raises:
-        ConfigError: there is no such model.
     """
-    costs = cost_model(model)
+    costs = COST_MODELS[model]
     longest, sent = 0.0, 0.0
     for number, placed in enumerate(stages):
         inside = (placed.stage.first, placed.stage.last - 1)
@@ -315,7 +311,7 @@ class _Tried:
 def _tried(graph: LayerGraph, closed: set[int], cuts_of: _CutsOf) -> _Tried:
     states = graph_states(graph, closed, antichains=False)
     period_s, cuts = cuts_of(states)
-    return _Tried(states, period_s, tuple(states.set_of(cut) for cut in cuts))
+    return _Tried(states, period_s, tuple(packed(states.members[cut]) for cut in cuts))
 
 
 def _refined(
@@ -421,10 +417,14 @@ def bandwidth_of(links: Links, level: Reach, where: str) -> float:
             largest = max(sweep.points, key=lambda point: point.message_bytes)
             return largest.message_bytes / largest.time_s
     bandwidths = [
-        bandwidth
+        float(bandwidth)
         for pair in links.pairs
         if pair.method in _TRANSPORTS and pair.direction == "unidirectional"
-        for bandwidth in _of_level(pair, same_node=level == "node")
+        for sender, row in enumerate(pair.bandwidth_bytes_per_s)
+        for receiver, bandwidth in enumerate(row)
+        if bandwidth is not None
+        and sender != receiver
+        and (pair.nodes[sender] == pair.nodes[receiver]) == (level == "node")
     ]
     if not bandwidths:
         place = "within a node" if level == "node" else "between nodes"
@@ -433,16 +433,6 @@ def bandwidth_of(links: Links, level: Reach, where: str) -> float:
             "links again, or give them in the site file"
         )
     return min(bandwidths)
-
-
-def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
-    nodes = pair.nodes
-    return [
-        float(bandwidth)
-        for row, values in enumerate(pair.bandwidth_bytes_per_s)
-        for column, bandwidth in enumerate(values)
-        if bandwidth is not None and row != column and (nodes[row] == nodes[column]) == same_node
-    ]
 
 
 def partition_at(cell: Cell, chain: Chain, profile: Profile, site: str) -> Partition:
