@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ def plan(
     finished = finished_rows(rows, site)
     cost = estimate(rows, site, RESULTS, parts, finished)
     if as_json:
-        click.echo(json.dumps(cost.to_dict(), indent=1))
+        click.echo(json.dumps(asdict(cost), indent=1))
         return
     to_run = cells_to_run(rows, finished)
     lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)

@@ -33,7 +33,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,9 +245,6 @@ class Budget:
     data: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "data": list(self.data), "warnings": list(self.warnings)}
-
 
 def estimate(
     rows: Sequence[MatrixRow],
@@ -395,7 +392,12 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
                 f"{len(partial)} of {len(to_run)} cells to run use part of a node, but "
                 "slurm.exclusive holds whole nodes; the device-hours count all of their devices"
             )
-    yield from _unchecked_fabrics(to_run, site)
+    known = site.known_fabrics
+    for fabric in sorted({cell.fabric for cell in to_run} - known):
+        yield (
+            f"site {site.name} does not emulate fabric {fabric!r}: that condition must be in force "
+            f"while its cells run, and nothing checks it ({nearest(fabric, known)})"
+        )
 
 
 _MANY_LEFT_OVER = 0.05  # of an epoch's samples
@@ -417,16 +419,6 @@ def _left_over(cells: Iterable[Cell], user_parts: UserParts) -> Iterator[str]:
         yield (
             f"{left:,} of {samples:,} samples of {dataset} are left over in each epoch, as they "
             f"fill no whole batch of {batch:,}; each epoch leaves others"
-        )
-
-
-def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
-    """Names of link conditions that the user must set by hand, or has misspelt."""
-    known = site.known_fabrics
-    for fabric in sorted({cell.fabric for cell in cells} - known):
-        yield (
-            f"site {site.name} does not emulate fabric {fabric!r}: that condition must be in force "
-            f"while its cells run, and nothing checks it ({nearest(fabric, known)})"
         )
 
 

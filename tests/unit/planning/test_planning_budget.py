@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -372,7 +372,7 @@ def test_cells_whose_base_cannot_run(tmp_path: Path) -> None:
 def test_it_is_data(tmp_path: Path) -> None:
     _finish(tmp_path, BASE)
     cost = estimate(_rows(BASE, DDP), WHOLE_NODES, tmp_path)
-    again = json.loads(json.dumps(cost.to_dict()))
+    again = json.loads(json.dumps(asdict(cost)))
     texts = {name: tuple(again[name]) for name in ("data", "warnings")}
     assert Budget(**{**again, **texts}) == cost
 
