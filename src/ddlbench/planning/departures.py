@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Result
@@ -154,8 +155,9 @@ def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
     """The comparison of each cell of several devices, by its id."""
     every = list(trained)
     bases = [each for each in every if each.is_base]
-    bases_by_training = _grouped(bases, _FIXED)
-    bases_by_weights, by_weights = _grouped(bases, _OF_WEIGHTS), _grouped(every, _OF_WEIGHTS)
+    bases_by_training = grouped((_key(each, _FIXED), each) for each in bases)
+    bases_by_weights = grouped((_key(each, _OF_WEIGHTS), each) for each in bases)
+    by_weights = grouped((_key(each, _OF_WEIGHTS), each) for each in every)
     comparisons = {}
     for each in every:
         if each.is_base:
@@ -189,15 +191,6 @@ def departures_in(results: Mapping[Cell, Result]) -> dict[str, Departure]:
 
 def _key(trained: Trained, names: Sequence[str]) -> tuple[object, ...]:
     return trained.own_data, trained.own_network, *(getattr(trained.cell, name) for name in names)
-
-
-def _grouped(
-    trained: Iterable[Trained], names: Sequence[str]
-) -> dict[tuple[object, ...], list[Trained]]:
-    groups: dict[tuple[object, ...], list[Trained]] = {}
-    for cell in trained:
-        groups.setdefault(_key(cell, names), []).append(cell)
-    return groups
 
 
 def _nearest(cell: Cell, references: Sequence[Trained]) -> Trained | None:

@@ -36,6 +36,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
 from ddlbench.planning.departures import SENTENCES
 
@@ -358,9 +359,7 @@ def sentences(shown: pd.DataFrame) -> list[str]:
     """
     notes = notes_of(shown["comparability"])
     few = len(notes) <= _MOST_SENTENCES
-    groups: dict[object, list[Note]] = {}
-    for note in notes:
-        groups.setdefault(note if few else (note.code, note.about), []).append(note)
+    groups = grouped((note if few else (note.code, note.about), note) for note in notes)
     texts = [
         group[0].sentence("" if len(group) == 1 else f"{len(group)} pairs, named in summary.csv")
         for group in groups.values()

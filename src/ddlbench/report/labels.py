@@ -23,6 +23,7 @@ import pandas as pd
 
 from ddlbench.common.quantities import TIMES, counted, two_digits, unit_for
 from ddlbench.common.schema import read_yaml
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
@@ -60,9 +61,10 @@ def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.S
         without: fields to ignore, as the figure shows them in another way.
     """
     values = [_values(str(row.configuration)) for row in rows_of(summary)]
-    groups: dict[tuple[str, str, str, str], list[int]] = {}
-    for place, row in enumerate(rows_of(summary)):
-        groups.setdefault((row.dataset, row.network, row.strategy, row.geometry), []).append(place)
+    groups = grouped(
+        ((row.dataset, row.network, row.strategy, row.geometry), place)
+        for place, row in enumerate(rows_of(summary))
+    )
     differ: dict[str, list[str]] = {}
     for (_, _, strategy, _), places in groups.items():
         known = differ.setdefault(strategy, [])

@@ -23,7 +23,7 @@ from pathlib import Path
 from ddlbench.common.document import UnreadableJson, digest_of
 from ddlbench.common.errors import ConfigError, printable, unplaced
 from ddlbench.common.run_noise import Sample, median_error
-from ddlbench.common.statistics import round_means
+from ddlbench.common.statistics import grouped, round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.reference import Reference, ReferenceRow, read_reference
 from ddlbench.experiment.result import FEWEST_STEPS, Result, StepSummary
@@ -191,9 +191,7 @@ def _of_cells(name: str, cells: Sequence[TreeCell], faults: Sequence[str]) -> Tr
     if not runs_by_content:
         _refuse(name, faults)
     runs = _with_site(list(runs_by_content.values()))
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.site, run.cell.again(0).id), []).append(run)
+    groups = grouped(((run.site, run.cell.again(0).id), run) for run in runs)
     return Tree(
         name,
         tuple(Configuration.of(group) for _, group in sorted(groups.items())),

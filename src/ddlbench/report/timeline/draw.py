@@ -37,6 +37,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from ddlbench.common.quantities import TIMES, Unit, unit_for
+from ddlbench.common.statistics import grouped
 from ddlbench.report.bars import ground as ground_of_text
 from ddlbench.report.bars import patch
 from ddlbench.report.labels import KINDS, DatasetLook, KindLook, kind_look
@@ -170,13 +171,13 @@ class Block:
 
 def _numbered(boxes: Sequence[Box], mm_per_s: float) -> set[str]:
     """Kinds of passes most of whose boxes have room for their number: a lone one says nothing."""
-    fit: dict[str, list[bool]] = {}
-    for box in boxes:
-        if box.kind in PASSES:
-            needs_mm = text_width_mm(str(box.number)) + _AROUND_MM
-            room_mm = (box.end_s - box.start_s) * mm_per_s
-            fit.setdefault(box.kind, []).append(room_mm > needs_mm)
-    return {kind for kind, each in fit.items() if 2 * sum(each) > len(each)}
+
+    def has_room(box: Box) -> bool:
+        room_mm = (box.end_s - box.start_s) * mm_per_s
+        return room_mm > text_width_mm(str(box.number)) + _AROUND_MM
+
+    rooms = grouped((box.kind, has_room(box)) for box in boxes if box.kind in PASSES)
+    return {kind for kind, each in rooms.items() if 2 * sum(each) > len(each)}
 
 
 NOT_RECORDED = "the cell has recorded no spans"
