@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from ddlbench.commands.options import JSON, matrix_at
+from ddlbench.commands.options import JSON, matrix_at, written
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import duration_text
@@ -37,17 +36,9 @@ if TYPE_CHECKING:
     from ddlbench.predict.constants import Fit, WithConstants
 
 _PATH = click.Path(path_type=Path)
-_OF_CELLS = {
-    "choose": "--choose",
-    "configfile": "--configfile",
-    "site_name": "--site",
-    "scale": "--scale",
-}
-_OF_RUNS = {
-    name: f"--{name.replace('_', '-')}"
-    for name in ("software", "hardware", "fabric", "platform", "campaign", "hold_out", "output")
-}
-_OF_CNNS = {name: _OF_RUNS[name] for name in ("campaign", "hold_out")}
+_OF_CELLS = ("choose", "configfile", "site_name", "scale")
+_OF_CNNS = ("campaign", "hold_out")
+_OF_RUNS = ("software", "hardware", "fabric", "platform", *_OF_CNNS, "output")
 
 
 @click.command(
@@ -104,9 +95,9 @@ def calibrate(
     device: share of the peak, host's time a layer, latency of a node.
     """
     other, what = (_OF_CELLS, "cells") if runs or geometry else (_OF_RUNS, "RUNS")
-    if wrong := _given(context, other):
+    if wrong := written(context, other):
         raise ConfigError(f"calibrate: {', '.join(wrong)}: only for {what}; leave it out")
-    of_cnns = _given(context, _OF_CNNS)
+    of_cnns = written(context, _OF_CNNS)
     if of_cnns and any(kind_of(path).name != CNN for path in runs):
         raise ConfigError(
             f"calibrate: {', '.join(of_cnns)}: only for a table of iterations of CNNs; leave it out"
@@ -117,12 +108,6 @@ def calibrate(
         _of_runs(runs, as_json=as_json, **{name: options[name] for name in _OF_RUNS})
     elif not geometry:
         _of_cells(as_json=as_json, **{name: options[name] for name in _OF_CELLS})
-
-
-def _given(context: click.Context, options: Mapping[str, str]) -> list[str]:
-    """Those of these options that the user wrote."""
-    source = context.get_parameter_source
-    return [text for name, text in options.items() if source(name) is ParameterSource.COMMANDLINE]
 
 
 def _of_cells(

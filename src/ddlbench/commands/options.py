@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import WholeNumber
@@ -26,6 +27,13 @@ DEVICE_MEMORY = click.option(
 )
 
 Selected = tuple[Experiment, Site, list[MatrixRow]]
+
+
+def written(context: click.Context, names: Iterable[str]) -> list[str]:
+    """Those of these parameters that the user wrote, as ``--hold-out``."""
+    texts = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    source = context.get_parameter_source
+    return [texts[name] for name in names if source(name) is ParameterSource.COMMANDLINE]
 
 
 def with_matrix(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from ddlbench.commands.options import written
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import Number, WholeNumber, examples, show
@@ -20,23 +20,8 @@ from ddlbench.report.timeline.figure import SCHEDULES, STAGE_ALL_REDUCES, Lesson
 from ddlbench.report.traces.breakdown import breakdowns_of, lines_of, values_of
 from ddlbench.report.traces.formats import FORMATS, write_cell
 
-_OF_SCHEDULES = {
-    "stages": "--stages",
-    "batches": "--mini-batches",
-    "replicas": "--replicas",
-    "stages_per_device": "--stages-per-device",
-    "durations": "--durations",
-    "stage_all_reduce": "--stage-all-reduce",
-    "division": "--division",
-    "backward": "--backward",
-    "update": "--update",
-    "all_reduce": "--all-reduce",
-    "message": "--message",
-}
-
-
-_OF_CELLS = {"written": "--write"}
-_OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json"}
+_OF_TRACES = ("last_step", "exact", "as_json")
+_OF_PICTURES = ("out", "steps")
 
 
 @click.command(
@@ -58,7 +43,7 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
 )
 @click.option(
     "--write",
-    "written",
+    "to_write",
     nargs=2,
     metavar="FORMAT FOLDER",
     help=f"Write the cell for other tools in place of a picture: {', '.join(FORMATS)}.",
@@ -121,7 +106,7 @@ def timeline(
     paths: tuple[Path, ...],
     out: Path | None,
     steps: int | None,
-    written: tuple[str, str] | None,
+    to_write: tuple[str, str] | None,
     last_step: bool,
     exact: bool,
     as_json: bool,
@@ -136,27 +121,19 @@ def timeline(
     TRACE is a file of torch.profiler (Kineto: .json, .json.gz), one a rank, or a folder of them.
     Prints how much of the time each rank computes, waits for communication, copies, or is idle.
     """
-
-    def given(names: Mapping[str, str]) -> list[str]:
-        return [
-            option
-            for name, option in names.items()
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        ]
-
     if bool(paths) == (schedule is not None):
         raise ConfigError(
             "timeline: write a cell's folder, below results/<site>/cells/, traces of "
             f"torch.profiler, or --schedule with one of {', '.join(SCHEDULES)}"
         )
     if schedule is not None:
-        _only("a cell or traces", given({**_OF_CELLS, **_OF_TRACES}))
+        _only("a cell or traces", written(context, ("to_write", *_OF_TRACES)))
         made = _of_schedule(_lesson(schedule, steps, **options), out or Path())
         click.echo(f"{made}, .pdf, .csv and .json are written")
         return
-    _only("a --schedule", given(_OF_SCHEDULES))
+    _only("a --schedule", written(context, options))
     if _are_traces(paths):
-        _only("a cell", given({**_OF_CELLS, "out": "--out", "steps": "--steps"}))
+        _only("a cell", written(context, ("to_write", *_OF_PICTURES)))
         breakdowns = breakdowns_of(paths, last_step=last_step, exact=exact)
         show(
             [values_of(breakdown) for breakdown in breakdowns],
@@ -164,12 +141,13 @@ def timeline(
             as_json=as_json,
         )
         return
-    _only("traces", given(_OF_TRACES))
+    _only("traces", written(context, _OF_TRACES))
     if len(paths) > 1:
         raise ConfigError(f"timeline: {len(paths)} folders; name one cell, or files of traces")
-    if written is not None:
-        _only("a picture", given({"out": "--out", "steps": "--steps"}))
-        click.echo("\n".join(map(str, write_cell(paths[0], written[0], Path(written[1])))))
+    if to_write is not None:
+        _only("a picture", written(context, _OF_PICTURES))
+        form, folder = to_write
+        click.echo("\n".join(map(str, write_cell(paths[0], form, Path(folder)))))
         return
     made = _of_cell(paths[0], out or paths[0], steps)
     click.echo(f"{made}, .pdf, .csv and .json are written")
