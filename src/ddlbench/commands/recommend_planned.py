@@ -33,15 +33,14 @@ _ANY_SITE, _FABRIC = "local", "default"
 _OF_SITES = {"site_name": "--site", "threads": "--threads"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedQuestions(Questions):
     """Questions about hardware; what is known of it comes from its data sheets."""
 
-    cluster: PlannedCluster | None = None
+    cluster: PlannedCluster
 
     def knowledge(self, **settings: Any) -> Knowledge:
         """What data sheets say of the questions; ``settings`` are fields of the knowledge."""
-        assert self.cluster is not None
         known = Knowledge(self.site, self._inputs(self.each), spread_of=self.cluster.doubt.spread)
         return replace(known, **settings)
 
@@ -50,13 +49,11 @@ class PlannedQuestions(Questions):
         return replace(known, inputs=self._inputs((question,)))
 
     def _inputs(self, questions: Sequence[Question]) -> PlannedInputs:
-        assert self.cluster is not None
         sizes = (batch_ladder(question.batch_size, (question.devices,)) for question in questions)
         return PlannedInputs(self.cluster, set().union(*sizes))
 
     def grounds(self) -> list[str]:
         """What data sheets and fits say of themselves."""
-        assert self.cluster is not None
         stand_in = "" if self.cluster.profile else self.cluster.device.stand_in(self.precision)
         facts = [*self.cluster.facts(), *filter(None, [stand_in])]
         return [line for fact in facts for line in paragraph(fact)]
