@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,11 +39,9 @@ from ddlbench.planning.device_folder import (
 from ddlbench.planning.graph_table import LACKS, table_of_graph
 
 if TYPE_CHECKING:
-    from ddlbench.cluster.preflight import Finding
-
-if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddlbench.cluster.preflight import Finding
     from ddlbench.planning.device_table import DeviceTable
 
     Tables = Mapping[tuple[str, str], DeviceTable]
@@ -116,8 +113,6 @@ def accelerator(
         device, tables = _of_site(load_site(site_name).name, precision, networks)
     else:
         device, tables = _of_graphs(files, precision, networks)
-    if not math.isfinite(faster):
-        raise ConfigError("--faster: write a number, as 100")
     if faster != 1:
         tables = {pair: made.faster(faster) for pair, made in tables.items()}
         device = made_faster(device, faster)
