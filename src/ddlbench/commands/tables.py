@@ -30,6 +30,7 @@ from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.form import schema_of
 from ddlbench.common.quantities import GB, MB, unit_for
 from ddlbench.common.schema import file_schema
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import Cell, settings
 from ddlbench.experiment.config import ExperimentKeys, PaperKeys, Profiling
 from ddlbench.experiment.dataset_spec import DATASETS, OwnDataset
@@ -73,13 +74,10 @@ def _experiment() -> Mapping[str, Any]:
 
 def _with_paper_keys() -> dict[str, Any]:
     forms: tuple[Any, ...] = (ExperimentKeys, PaperKeys)
-    properties = {key: value for form in forms for key, value in _properties(form).items()}
+    properties: dict[str, Any] = {}
+    for form in forms:
+        properties |= file_schema(form)["properties"]
     return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _properties(form: Any) -> Mapping[str, Any]:
-    properties: Mapping[str, Any] = file_schema(form)["properties"]
-    return properties
 
 
 _OTHERS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
@@ -191,12 +189,8 @@ TABLES = (
     ),
     GeneratedTable("docs/papers/comparison.csv", "ddlbench.report.comparison:comparison_csv"),
     *(
-        GeneratedTable(path, f"{_HERE}:keys_table", (form,), section=f"{form} keys")
-        for path, form in (
-            ("config/README.md", "experiment"),
-            ("config/README.md", "profile"),
-            ("config/README.md", "data"),
-        )
+        GeneratedTable("config/README.md", f"{_HERE}:keys_table", (form,), section=f"{form} keys")
+        for form in _KEY_FORMS
     ),
     *(
         GeneratedTable(f"config/schemas/{name}.json", f"{_HERE}:schema_json", (name,))
@@ -316,11 +310,11 @@ _LIMITS = {
 
 def option_table() -> str:
     """One row an option, as Markdown; strategies that share an option share the row."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for strategy in SHIPPED_STRATEGIES:
-        for option, schema in strategy_of(strategy).options.schemas().items():
-            default = json.dumps(schema["default"]).strip('"')
-            rows.setdefault((option, default, _meaning(schema)), []).append(strategy)
+    rows = grouped(
+        ((option, json.dumps(schema["default"]).strip('"'), _meaning(schema)), strategy)
+        for strategy in SHIPPED_STRATEGIES
+        for option, schema in strategy_of(strategy).options.schemas().items()
+    )
     lines = ["| strategy | option | default | meaning |", "|---|---|---|---|"]
     lines += [
         f"| {_names(strategies)} | `{option}` | `{default}` | {meaning} |"
