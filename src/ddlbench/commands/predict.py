@@ -246,15 +246,8 @@ def prediction_dict(prediction: Prediction) -> dict[str, Any]:
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as JSON values; an unknown number is None."""
-    return [
-        {str(name): _json_value(value) for name, value in record.items()}
-        for record in frame.to_dict("records")
-    ]
-
-
-def _json_value(value: Any) -> Any:
-    plain = value.item() if hasattr(value, "item") else value
-    return None if isinstance(plain, float) and math.isnan(plain) else plain
+    known = frame.astype(object).where(frame.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
 
 
 def _off(errors: Sequence[float]) -> str:
