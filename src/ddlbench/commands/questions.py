@@ -212,22 +212,15 @@ def completed(
     """
     whole = dict(values)
     several = [cell for cell in cells if cell.devices > 1] or cells
-    axes: dict[str, Callable[[Cell], Any]] = {
-        "network": lambda cell: cell.network,
-        "dataset": lambda cell: cell.dataset,
-        "geometry": lambda cell: cell.geometry,
-        "fabric": lambda cell: cell.fabric,
-        "precision": lambda cell: cell.precision,
-        "threads": lambda cell: cell.threads_per_device,
-        "batch_size": lambda cell: cell.batch_size,
-    }
+    names = ["network", "dataset", "geometry", *_SETTINGS, "batch_size"]
     per_device = experiment.settings.get("batch_per_device")
     if per_device is not None and not whole["batch_size"]:
         whole["batch_per_device"] = per_device
-        del axes["batch_size"]
-    for name, value_of in axes.items():
+        names.remove("batch_size")
+    for name in names:
+        field = _SETTINGS.get(name, name)
         if not whole[name]:
-            choices = sorted({value_of(cell) for cell in several})
+            choices = sorted({getattr(cell, field) for cell in several})
             if len(choices) > 1:
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(
@@ -235,7 +228,7 @@ def completed(
                     f"{' | '.join(map(str, choices))}"
                 )
             whole[name] = choices[0]
-        several = [c for c in several if str(value_of(c)) == str(whole[name])] or several
+        several = [c for c in several if str(getattr(c, field)) == str(whole[name])] or several
     return whole
 
 
