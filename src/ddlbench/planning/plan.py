@@ -219,20 +219,26 @@ class Options(PlanDetails):
         return {name: str(value) if name in texts else value for name, value in cell.options}
 
     @classmethod
+    @cache
     def _texts(cls) -> frozenset[str]:
-        options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
-        return _texts(options)
+        """Options that are texts, and nothing else."""
+        return frozenset(name for name, kind in get_type_hints(cls).items() if kind is str)
 
     @classmethod
-    def defaults(cls) -> dict[str, OptionValue]:
-        options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
-        return dict(_defaults(options))
+    @cache
+    def defaults(cls) -> Mapping[str, OptionValue]:
+        return {field.name: getattr(cls, field.name) for field in fields(cls)}
 
     @classmethod
+    @cache
     def schemas(cls) -> Mapping[str, Mapping[str, Any]]:
         """The JSON schema of each option, by its name; ``examples`` are what ``tune`` tries."""
-        options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
-        return _schemas(options)
+        schemas: dict[str, dict[str, Any]] = {}
+        for base in reversed(cls.__mro__):  # each class has the texts of its own fields only
+            if issubclass(base, Options):
+                known = schema_of(base, inline=True).get("properties", {})
+                schemas |= {name: known[name] for name in get_annotations(base) if name in known}
+        return schemas
 
 
 def options_fault(options: type[Options]) -> str | None:
@@ -264,27 +270,6 @@ def options_fault(options: type[Options]) -> str | None:
             f"({first_line(error)}); an option is a bool, int, float or str, or a Literal"
         )
     return None
-
-
-@cache
-def _defaults(options: Any) -> Mapping[str, OptionValue]:
-    return {field.name: getattr(options, field.name) for field in fields(options)}
-
-
-@cache
-def _texts(options: Any) -> frozenset[str]:
-    """Options that are texts, and nothing else."""
-    return frozenset(name for name, kind in get_type_hints(options).items() if kind is str)
-
-
-@cache
-def _schemas(options: Any) -> Mapping[str, Mapping[str, Any]]:
-    schemas: dict[str, dict[str, Any]] = {}
-    for base in reversed(options.__mro__):  # each class has the texts of its own fields only
-        if issubclass(base, Options):
-            known = schema_of(base, inline=True).get("properties", {})
-            schemas |= {name: known[name] for name in get_annotations(base) if name in known}
-    return schemas
 
 
 def _is_like(value: OptionValue, default: OptionValue) -> bool:
