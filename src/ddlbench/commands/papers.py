@@ -179,9 +179,8 @@ def write_all(
         sites = [load_site(site_name).name]
     printed, verdicts = printed_values(), kept_verdicts()
     exhibits = [
-        _exhibit(file, command, sites, printed, verdicts)
+        _exhibit(file, command_of(file, scale, site_name), sites, printed, verdicts)
         for file in files
-        for command in [command_of(file, scale, site_name)]
     ]
     day = pd.Timestamp.today().date().isoformat()
     return write_page(exhibits, out, {"days": day, "version": __version__})

@@ -107,10 +107,8 @@ def plan_lines(
     pairs += [("data", line) for line in cost.data]
     lines += named_lines(pairs)
     lines += _cannot(rows, experiment)
-    for warning in cost.warnings:
+    for warning in (*cost.warnings, *faulty_figures()):
         lines += paragraph(f"Warning: {warning}.", hanging="  ")
-    for fault in faulty_figures():
-        lines += paragraph(f"Warning: {fault}.", hanging="  ")
     lines += _check_of_own(experiment, to_run)
     if every_cell:
         lines += [f"  {name}" for name in short_names(to_run)]

@@ -42,6 +42,7 @@ from ddlbench.common.screen import (
     table,
 )
 from ddlbench.common.screen import ranking as ranking_table
+from ddlbench.common.statistics import grouped
 from ddlbench.experiment.config import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import (
@@ -450,9 +451,7 @@ def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]
 def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
     # The last line names the command that makes what is missing, for all.
     pairs = [(c.label, re.sub(_COMMAND, "", str(c.reason))) for c in others]
-    groups: dict[str, list[str]] = {}
-    for c in others:
-        groups.setdefault(_SHORT_REASONS.get(c.code, "cannot run"), []).append(c.label)
+    groups = grouped((_SHORT_REASONS.get(c.code, "cannot run"), c.label) for c in others)
     brief = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items())
     return left_out("Not ranked", pairs, "" if why else brief, "--why")
 
