@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.options import JSON, matrix_at, written
-from ddlbench.commands.predict import records
+from ddlbench.common.document import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import duration_text
 from ddlbench.common.screen import WholeNumber, examples, named_lines, paragraph, show, table

@@ -24,7 +24,7 @@ from ddlbench.commands.oracle_scores import (
     terms_command,
 )
 from ddlbench.commands.partition import partition
-from ddlbench.common.document import whole_file
+from ddlbench.common.document import records, whole_file
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import counted
 from ddlbench.common.screen import Number, WholeNumber, examples, show
@@ -315,8 +315,7 @@ def anomalies_command(
         source = f"the corrected oracle for {cluster.description}"
     judged = anomalies(table, limit)
     if as_json:
-        records = judged.astype(object).where(judged.notna(), None).to_dict("records")
-        click.echo(json.dumps({"limit": limit, "runs": records}))
+        click.echo(json.dumps({"limit": limit, "runs": records(judged)}))
     else:
         click.echo("\n".join(display.departure_lines(judged, limit, source)))
     if not (judged["why_unknown"] == "").any():  # silence must not read as "all is well"

@@ -13,6 +13,7 @@ import click
 
 from ddlbench.commands.options import DEVICE_MEMORY, case_options, cell_options, with_matrix
 from ddlbench.commands.questions import by_workflow, header, noisy_profile, questions_of
+from ddlbench.common.document import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import BYTES, TIMES, counted, duration_text, in_one_unit
 from ddlbench.common.screen import WholeNumber, examples, paragraph, show, table
@@ -242,12 +243,6 @@ def prediction_dict(prediction: Prediction) -> dict[str, Any]:
     """A prediction as JSON values."""
     names = ("predictor", "step_s", "interval_s", *PARTS, "memory_bytes", "limits", "notes")
     return {name: getattr(prediction, name) for name in names}
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON values; an unknown number is None."""
-    known = frame.astype(object).where(frame.notna(), None)
-    return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
 
 
 def _off(errors: Sequence[float]) -> str:

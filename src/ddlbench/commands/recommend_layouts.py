@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ddlbench.commands.questions import check_given, geometries
 from ddlbench.commands.recommend_planned import planned_cluster
+from ddlbench.common.document import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import BYTES, TIMES, counted, in_one_unit, size_text, two_digits
 from ddlbench.common.screen import paragraph, ranking, table
@@ -114,7 +115,7 @@ def layout_answers(
         {
             "geometry": geometry,
             "precision": trains.precision,
-            "layouts": rows.astype(object).where(rows.notna(), None).to_dict("records"),
+            "layouts": records(rows),
         }
         for geometry, rows in answers.items()
     ]

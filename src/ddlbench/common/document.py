@@ -28,12 +28,15 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import yaml
 
 from ddlbench.common.errors import ConfigError, file_fault, placed, printable, shown, unplaced
 from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form, required_keys
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _Reader = TypeVar("_Reader", bound=Callable[..., Any])
 MOST_BYTES = 256 * 2**20  # of a JSON file
@@ -342,6 +345,12 @@ def write_json(path: Path, value: Any) -> None:
 def json_text(value: Any) -> str:
     """``value`` as indented JSON; NaN raises ValueError, as JSON has none."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as JSON values; an unknown number is None."""
+    known = frame.astype(object).where(frame.notna(), None)  # only objects' columns can hold None
+    return cast("list[dict[str, Any]]", known.to_dict("records"))
 
 
 def digest_of(value: Any) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ddlbench.common.document import Document
+from ddlbench.common.document import Document, records
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
 from ddlbench.predict.documents import VERSION, PredictedCell, PredictionsFile
@@ -120,13 +120,11 @@ def write_predictions(
 ) -> Path:
     """Write the frame as ``predictions.json`` in the experiment's folder, and return its path."""
     path = results_root / predictions_file(site, experiment).relative_to(RESULTS)
-    # Only columns of objects can hold None; JSON has no NaN.
-    plain = predictions.astype(object).where(predictions.notna(), None)
     content = {
         "schema_version": VERSION,
         "site": site,
         "experiment": experiment,
-        "predictions": plain.to_dict("records"),
+        "predictions": records(predictions),
     }
     _DOCUMENT.write(path, cast("PredictionsFile", content))
     return path
