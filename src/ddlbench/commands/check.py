@@ -205,12 +205,12 @@ def _show(cells: Sequence[Cell], verdicts: Iterator[Verdict]) -> list[Verdict]:
     """Print a line for each verdict as soon as it is known, and the number of each kind."""
     done: list[Verdict] = []
     pair = None
-    for cell in cells:
-        done.append(next(verdicts))
+    for cell, verdict in zip(cells, verdicts, strict=True):
+        done.append(verdict)
         if pair != (cell.network, cell.dataset):
             pair = (cell.network, cell.dataset)
             click.echo("\n".join(paragraph(f"{cell.network} on {cell.dataset}, and one device:")))
-        click.echo("\n".join(_lines(cell, done[-1])))
+        click.echo("\n".join(_lines(cell, verdict)))
     counts = Counter(str(verdict.kind) for verdict in done)
     click.echo(", ".join(f"{counts[kind]} {kind}" for kind in _MARKS if counts[kind]))
     return done
@@ -242,7 +242,7 @@ def _check_data(
         DATASETS.check(datasets[0], "--dataset")
         requests = [DataRequest(datasets[0], source=folder)]
     else:
-        requests = list(_of_experiment(configfile, site_name, datasets))
+        requests = _own_data(configfile, site_name, datasets)
     done = []
     for request in requests:
         done.append(check_files(request))
@@ -254,9 +254,9 @@ def _check_data(
         sys.exit(1)
 
 
-def _of_experiment(
+def _own_data(
     configfile: Path | None, site_name: str | None, datasets: list[str]
-) -> Iterator[DataRequest]:
+) -> list[DataRequest]:
     """The own data of an experiment: of these datasets, or all.
 
     Raises:
@@ -272,13 +272,11 @@ def _of_experiment(
     chosen = [cell for cell in real.values() if not datasets or cell.dataset in datasets]
     if not chosen:
         of_these = f" of dataset {', '.join(datasets)}" if datasets else ""
-        which = f"no data of your own{of_these}"
         raise ConfigError(
-            f"{configfile or CONFIG} names {which}; write data: {{photos: {{folder: /your/folder, "
-            "size: 224}}, or give --dataset and --folder"
+            f"{configfile or CONFIG} names no data of your own{of_these}; write data: {{photos: "
+            "{folder: /your/folder, size: 224}}, or give --dataset and --folder"
         )
-    for cell in chosen:
-        yield request_of(cell, site)
+    return [request_of(cell, site) for cell in chosen]
 
 
 def _show_checked(checked: CheckedData) -> None:
