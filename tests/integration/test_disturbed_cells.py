@@ -9,10 +9,10 @@ import time
 import pytest
 from faulty_cell import CELL, FaultyCell
 from local_cells import local_site, run_one
+from report_factory import collect
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report.measurements import collect
 
 STOPPED_S = 3.0
 ALONE = CELL.with_(strategy=BASE, devices_per_node=1)

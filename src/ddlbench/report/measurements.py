@@ -371,16 +371,7 @@ def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
             record["unsteady"] |= not record["emulated"] and differ(own_s, base_s)
 
 
-def collect(
-    experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
-) -> pd.DataFrame:
-    """The measurements of an experiment, in the order of its matrix; see :func:`records_of`."""
-    return frame_of(records_of(experiment, site_name, rows, results_root), MEASUREMENTS)
-
-
-def collect_steps(
-    site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
-) -> pd.DataFrame:
+def collect_steps(site_name: str, rows: list[MatrixRow], results_root: Path) -> pd.DataFrame:
     """Concatenate the ``steps.csv`` of all cells; see :data:`STEPS`.
 
     An unreadable file is left out with a warning.

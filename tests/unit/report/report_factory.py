@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
@@ -15,6 +16,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.report.measurements import records_of
+from ddlbench.report.tables import MEASUREMENTS, frame_of
 
 DATASETS = ["mnist", "cifar10", "imagenet", "highres"]
 NETWORKS = ["resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2"]
@@ -276,3 +279,10 @@ def write_all(root: Path, rows: list[MatrixRow], troubled: bool = True) -> None:
             continue
         else:
             write(root, cell)
+
+
+def collect(
+    experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path
+) -> pd.DataFrame:
+    """The measurements of an experiment, in the order of its matrix."""
+    return frame_of(records_of(experiment, site_name, rows, results_root), MEASUREMENTS)

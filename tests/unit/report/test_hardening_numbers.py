@@ -7,10 +7,9 @@ import math
 
 import pandas as pd
 import pytest
-from report_factory import SITE_NAME, matrix, result, timing, write
+from report_factory import SITE_NAME, collect, matrix, result, timing, write
 
 from ddlbench.report.comparability import sentences
-from ddlbench.report.measurements import collect
 from ddlbench.report.summary import summarise
 
 OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from report_factory import matrix, result, write
-
-from ddlbench.report.measurements import collect
+from report_factory import collect, matrix, result, write
 
 PART = {
     "every_steps": 5,

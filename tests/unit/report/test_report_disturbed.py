@@ -7,7 +7,7 @@ import math
 import pytest
 import report_factory
 from click.testing import CliRunner
-from report_factory import matrix, result, site, write
+from report_factory import collect, matrix, result, site, write
 
 from ddlbench.cli import commands
 from ddlbench.experiment.cell import Cell
@@ -19,7 +19,7 @@ from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.figures.speedup import draw
 from ddlbench.report.footer import Context, marks
 from ddlbench.report.labels import speedup_mark
-from ddlbench.report.measurements import collect, make_tables
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import rows_of
 from ddlbench.report.terminal import advice, numbers_of, speedup_table

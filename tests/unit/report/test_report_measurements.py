@@ -2,11 +2,20 @@ import json
 import math
 
 import pytest
-from report_factory import experiment, failed, matrix, result, site, timing, write, write_all
+from report_factory import (
+    collect,
+    experiment,
+    failed,
+    matrix,
+    result,
+    site,
+    timing,
+    write,
+    write_all,
+)
 
 from ddlbench.planning.matrix import expand
 from ddlbench.report import measurements
-from ddlbench.report.measurements import collect
 from ddlbench.report.tables import MEASUREMENTS as COLUMNS
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from report_factory import SITE_NAME, experiment, result, site, write
+from report_factory import SITE_NAME, collect, experiment, result, site, write
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report.measurements import collect, make_tables
+from ddlbench.report.measurements import make_tables
 
 DIGEST, OTHER_DIGEST = 64 * "a", 64 * "b"
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from figure_checks import assert_no_overlap, assert_readable, of
-from report_factory import SITE_NAME, experiment, matrix, result, site, write
+from report_factory import SITE_NAME, collect, experiment, matrix, result, site, write
 
 from ddlbench.experiment.result import Provenance
 from ddlbench.planning.matrix import expand
 from ddlbench.report.comparability import Circumstances, unlike_base, unlike_ranks
 from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.footer import Context, common_notes
-from ddlbench.report.measurements import collect, make_tables
+from ddlbench.report.measurements import make_tables
 from ddlbench.report.registry import FIGURES
 from ddlbench.report.style import style
 from ddlbench.report.terminal import summary_lines

@@ -3,10 +3,9 @@ import math
 import pandas as pd
 import pytest
 from hypothesis import strategies as st
-from report_factory import failed, matrix, result, write, write_all
+from report_factory import collect, failed, matrix, result, write, write_all
 
 from ddlbench.report.footer import interval_words
-from ddlbench.report.measurements import collect
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import SUMMARY
 
