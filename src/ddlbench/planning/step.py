@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Literal
 
 from ddlbench.common.form import Natural
@@ -166,7 +167,7 @@ def buckets(
             begins.append(index)
             filled = 0
         filled += size
-    return _ranges(begins, len(sizes_bytes))
+    return list(starmap(range, pairwise([*begins, len(sizes_bytes)])))
 
 
 def buckets_once_full(
@@ -186,7 +187,7 @@ def buckets_once_full(
             filled = 0
         filled += size
         full = filled >= (first_cap_bytes if len(begins) == 1 else cap_bytes)
-    return _ranges(begins, len(sizes_bytes))
+    return list(starmap(range, pairwise([*begins, len(sizes_bytes)])))
 
 
 def whole_buckets(tensors: Sequence[Tensor], cap_bytes: int) -> list[list[int]]:
@@ -197,10 +198,6 @@ def whole_buckets(tensors: Sequence[Tensor], cap_bytes: int) -> list[list[int]]:
     """
     sizes = [tensor.bytes for tensor in reversed(tensors)]
     return [[sizes[i] for i in bucket] for bucket in buckets(sizes, cap_bytes)]
-
-
-def _ranges(begins: Sequence[int], count: int) -> list[range]:
-    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], count], strict=False)]
 
 
 @dataclass(frozen=True)
