@@ -219,12 +219,12 @@ def parts_of(spans: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def gap_over_pass(spans: pd.DataFrame, kind: str) -> float:
-    """Median time between two passes of a kind on a partition, over the median pass.
+def gap_over_forward(spans: pd.DataFrame) -> float:
+    """Median time between two forward passes on a partition, over the median pass.
 
     NaN with fewer than two passes.
     """
-    passes = spans[spans["kind"] == kind].sort_values(["partition", "start_s"])
+    passes = spans[spans["kind"] == "forward"].sort_values(["partition", "start_s"])
     before = passes.groupby("partition")["end_s"].shift()
     gaps = (passes["start_s"] - before).clip(lower=0.0)
     return float(gaps.median() / (passes["end_s"] - passes["start_s"]).median())

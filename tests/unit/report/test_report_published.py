@@ -21,7 +21,7 @@ from ddlbench.report.figures.paradl import PRINTED, bars_of_runs
 from ddlbench.report.footer import Context
 from ddlbench.report.labels import DatasetLook, printed_name
 from ddlbench.report.measurements import make_tables
-from ddlbench.report.predicted import gap_over_pass, idle_of, parts_of, read_predicted
+from ddlbench.report.predicted import gap_over_forward, idle_of, parts_of, read_predicted
 from ddlbench.report.style import new_figure, style
 
 PAPERS = {file.paper.figure: file.paper for file in read_papers()}
@@ -316,8 +316,8 @@ def test_idle_time_is_sending_or_waiting() -> None:
         {"compute_s": 6.0, "exposed_communication_s": 1.0, "bubble_s": 4.0}
     )
     assert sum(parts.values()) == pytest.approx(11.0)
-    assert gap_over_pass(SPANS, "forward") == pytest.approx(0.25)  # gaps of 0 and 0.5
-    assert math.isnan(gap_over_pass(SPANS.iloc[:1], "forward"))
+    assert gap_over_forward(SPANS) == pytest.approx(0.25)  # gaps of 0 and 0.5
+    assert math.isnan(gap_over_forward(SPANS.iloc[:1]))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ from ddlbench.report.predicted import (
     SENDING,
     Predicted,
     condition_sections,
-    gap_over_pass,
+    gap_over_forward,
     idle_of,
     parts_of,
     shown_cells,
@@ -322,7 +322,7 @@ def _panel(row: Any, spans: pd.DataFrame) -> Panel:
         f"{parts['bubble_s'] / length:.0%} (ideal {ideal:.0%}); "
         f"{share['at_once']:.2g} of {workers} partitions compute at a time"
     )
-    if math.isfinite(ratio := gap_over_pass(spans, "forward")):
+    if math.isfinite(ratio := gap_over_forward(spans)):
         note += f"; a gap between forward passes is {ratio:.1f} of a pass"
     return Panel(network_label(row.network), note, (spans, workers))
 
