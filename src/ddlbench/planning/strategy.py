@@ -80,8 +80,8 @@ class Strategy:
         splits_layers: its devices compute parts of a layer, which no accelerator emulates.
         splits_pairs: what it splits are pairs of linear layers, which traits must tell then.
         requires: packages it imports besides torch.
-        not_compiled: why its cells cannot have ``compile``; empty if they can.
         install: how to get them, for whoever lacks one.
+        not_compiled: why its cells cannot have ``compile``; empty if they can.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by what computes ("cpu",
             "cuda", "emulated"); see :meth:`preferred_on`.
@@ -335,7 +335,7 @@ def check_label(name: str) -> None:
     Raises:
         ConfigError: with the name to write.
     """
-    names = known("ddlbench.strategies")
+    names = known(_GROUP)
     if ":" in name or name in names:
         return
     for each in names:
@@ -346,7 +346,7 @@ def check_label(name: str) -> None:
 
 def _class_of(name: str) -> type[Strategy]:
     check_label(name)
-    loaded = load("ddlbench.strategies", name)
+    loaded = load(_GROUP, name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{shown(name)} is not a strategy: it must name a subclass of Strategy")
     if not (isinstance(loaded.options, type) and issubclass(loaded.options, Options)):
