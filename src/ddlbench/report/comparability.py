@@ -328,9 +328,9 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
 def _differing_versions(texts: Sequence[str]) -> list[str]:
     """Versions of each run that another run has otherwise; a part that one run lacks is unknown."""
     runs = [dict(part.split(" ", 1) for part in text.split(NOTE_BREAK)) for text in texts]
-    shared = set(runs[0]).intersection(*runs[1:]) if runs else set()
-    names = [name for name in (runs[0] if runs else ()) if name in shared]
-    differing = [name for name in names if len({run[name] for run in runs}) > 1]
+    by_name = grouped(pair for run in runs for pair in run.items())
+    shared = {name: versions for name, versions in by_name.items() if len(versions) == len(runs)}
+    differing = [name for name, versions in shared.items() if len(set(versions)) > 1]
     return [" and ".join(f"{name} {run[name]}" for name in differing) for run in runs]
 
 
