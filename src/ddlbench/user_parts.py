@@ -368,41 +368,58 @@ def _build_and_run(pairs: Sequence[_Pair]) -> Iterator[dict[str, Any]]:
 
         this process    reads a line        reads a line        ends the other
                           ^                   ^
-        the other       network 1 .......... network 2 ...      prints what it likes
+        the other       network 1 .......... network 2 ...      prints what it likes, reads nothing
 
     Raises:
         ConfigError: the process ends early, or a network takes too long.
     """
     with TemporaryDirectory() as folder:
-        file, printed = Path(folder) / "answers.jsonl", Path(folder) / "printed.txt"
+        file, errors = Path(folder) / "answers.jsonl", Path(folder) / "errors.txt"
         file.touch()
         command = [sys.executable, *_TRY, json.dumps(pairs), str(file)]
         with (
-            printed.open("wb") as output,
+            errors.open("wb") as output,
             file.open(encoding="utf-8") as answers,
-            subprocess.Popen(command, stdout=output, stderr=output, env=_patient()) as process,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                env=_patient(),
+            ) as process,
         ):
             try:
                 for network, dataset in pairs:
                     line = _next_line(answers, process, f"{network} on {dataset}")
                     if not line:
-                        text = printed.read_text(errors="replace").strip()
-                        last = (text.splitlines() or [f"exit status {process.wait()}"])[-1]
-                        raise ConfigError(f"{network}: the process that builds it ended: {last}")
+                        why = _last_words(errors, process.wait())
+                        raise ConfigError(f"{network}: the process that builds it ended: {why}")
                     yield json.loads(line)
+                with suppress(subprocess.TimeoutExpired):  # what networks clean up at the end
+                    process.wait(_QUIET_S)
             finally:
                 process.kill()
+
+
+def _last_words(errors: Path, status: int) -> str:
+    """The last line of a process's errors, and its exit status if a signal ended it."""
+    words = errors.read_text(errors="replace").strip().splitlines()[-1:]
+    if status < 0 or not words:
+        words.append(f"exit status {status}")
+    return "; ".join(words)
 
 
 def _next_line(answers: TextIO, process: subprocess.Popen[bytes], name: str) -> str:
     """The next whole line; empty if the process ended without it."""
     line, began_s, shown = "", time.monotonic(), False
-    while not line.endswith("\n"):
+    while True:
         has_ended = process.poll() is not None
         line += answers.readline()
-        waited_s = time.monotonic() - began_s
-        if has_ended and not line.endswith("\n"):
+        if line.endswith("\n"):
+            return line
+        if has_ended:
             return ""
+        waited_s = time.monotonic() - began_s
         if waited_s > _TRY_TIMEOUT_S:
             raise ConfigError(
                 f"{name}: not built and run within {_TRY_TIMEOUT_S / 60:g} minutes; download and "
@@ -412,7 +429,6 @@ def _next_line(answers: TextIO, process: subprocess.Popen[bytes], name: str) -> 
             click.echo(f"trying {name}, which is done once ...", err=True)
             shown = True
         time.sleep(_POLL_S)
-    return line
 
 
 def _patient() -> dict[str, str]:

@@ -561,10 +561,11 @@ def _sentence(error: Exception) -> str:
 
 
 def main(pairs: str, answers_at: str) -> None:
-    """Try pairs of network and dataset, and write an answer to each into a file, a line of JSON."""
-    with Path(answers_at).open("w", encoding="utf-8") as answers:
-        for network, dataset in json.loads(pairs):
-            print(json.dumps(_answer(network, dataset)), file=answers, flush=True)
+    """Try pairs of network and dataset, and add an answer to each to a file, a line of JSON."""
+    for network, dataset in json.loads(pairs):
+        answer = json.dumps(_answer(network, dataset))
+        with Path(answers_at).open("a", encoding="utf-8") as answers:  # networks may close files
+            print(answer, file=answers)
 
 
 def _answer(network: str, dataset: str) -> dict[str, Any]:

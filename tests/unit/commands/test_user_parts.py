@@ -234,12 +234,25 @@ def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
         try_user_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
 
 
+@pytest.mark.slow
+def test_a_network_that_closes_files_and_changes_the_folder_is_tried(folder: Path) -> None:
+    closing = "import os\nos.closerange(3, 64)\nos.chdir('/')\n"
+    (folder / "own_closing.py").write_text(closing + GOOD)
+    name = "own_closing:net"
+    assert (name, "cifar10") in try_user_parts(LOCAL, _rows(BASE.with_(network=name))).operations
+
+
 _TRIALS = """
-import json, sys, time
+import atexit, json, os, pathlib, signal, sys, time
+atexit.register(lambda: (time.sleep(0.3), pathlib.Path("ended").touch()))
 with open(sys.argv[2], "w") as answers:
     for network, _ in json.loads(sys.argv[1]):
+        print("noise")
         if network == "ends:net":
             sys.exit("no such device")
+        if network == "dies:net":
+            print("a warning", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60 if network == "waits:net" else 0)
         traits = {"uncut": "no"}
         print(json.dumps({"operations": 1, "traits": traits}), file=answers, flush=True)
@@ -248,17 +261,30 @@ with open(sys.argv[2], "w") as answers:
 
 @pytest.mark.parametrize(
     ("last", "sentence"),
-    [("ends:net", "the process that builds it ended: no such device"), ("waits:net", "not built")],
+    [
+        ("ends:net", "the process that builds it ended: no such device"),
+        ("dies:net", "the process that builds it ended: a warning; exit status -9"),
+        ("waits:net", "not built"),
+    ],
 )
 def test_what_was_tried_before_a_fault_is_kept(
     last: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is printed last comes last
     monkeypatch.setattr(user_parts, "_TRY", ("-c", _TRIALS))
     monkeypatch.setattr(user_parts, "_TRY_TIMEOUT_S", 2.0)
     cells = (replace(BASE, network=network) for network in ("a:net", last))
     with pytest.raises(ConfigError, match=f"{last}.*{sentence}"):
         try_user_parts(LOCAL, _rows(*cells))
     assert list(tried_before()) == [key_of("a:net", "cifar10")]
+
+
+def test_what_networks_do_at_the_end_of_their_process_is_done(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_parts, "_TRY", ("-c", _TRIALS))
+    try_user_parts(LOCAL, _rows(BASE.with_(network="a:net")))
+    assert (folder / "ended").is_file()
 
 
 @pytest.mark.slow
