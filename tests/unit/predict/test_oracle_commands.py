@@ -222,6 +222,12 @@ def test_a_variant_answers_for_the_strategies_that_it_has():
     assert "data+spatial" not in json_of("target", *arguments, "--epoch-s", "60")["strategies"]
 
 
+def test_a_strategy_that_the_variant_lacks_is_a_sentence():
+    words = ("resnet50", "--batch-size", "64", "--variant", "printed-table")
+    with pytest.raises(ConfigError, match=r"printed-table has no row for data\+spatial; it has"):
+        run("limits", *words, "--strategy", "data+spatial")
+
+
 def test_what_ends_the_scaling():
     """The option, the first size that does not fit, or the platform."""
     arguments = ("limits", "resnet50", "--strategy", "data", "--batch-size")

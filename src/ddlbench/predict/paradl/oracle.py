@@ -160,7 +160,10 @@ def terms_of(variant: str, workload: Workload, platform: Platform, config: Confi
     Raises:
         ConfigError: as :func:`project`.
     """
-    return VARIANTS[variant].terms[config.strategy](workload, platform, config)
+    terms = VARIANTS[variant].terms
+    if config.strategy not in terms:
+        raise ConfigError(f"{variant} has no row for {config.strategy}; it has {', '.join(terms)}")
+    return terms[config.strategy](workload, platform, config)
 
 
 def project(
@@ -168,10 +171,10 @@ def project(
 ) -> Projection:
     """Seconds and bytes of one iteration, also beyond the strategy's limits.
 
-    The variant is a key of :data:`VARIANTS` that has a row for the strategy.
+    The variant is a key of :data:`VARIANTS`.
 
     Raises:
-        ConfigError: more devices than the platform has.
+        ConfigError: a variant without the strategy, or more devices than the platform has.
     """
     computation, communication = terms_of(variant, workload, platform, config)
     evaluated = VARIANTS[variant]
