@@ -17,8 +17,9 @@ Facts from its source (``src/perftest_resources.c`` and ``perftest_parameters.h`
 * the rate of messages times their size is the rate of bytes, and a median lies between the
   extremes: if not, a digit has changed;
 * a bidirectional test adds both directions, and is halved here;
-* ``t_typical`` is the median, half a round trip of Send and Write (``rtt_factor``). Times of Read
-  and Atomic are whole ones, and are not read.
+* ``t_typical`` is the median, half a round trip of Send and Write (``rtt_factor``). With ``-D`` the
+  columns are ``t_avg[usec]`` and ``tps average``. Times of Read and Atomic are whole ones, and are
+  not read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ddlbench.interconnect.nvidia_programs import is_printed_number, printed_num
 _LAYOUT = Layout(
     title=re.compile(r"((RDMA_Write|RDMA_Read|Send|Atomic\w*)(?: .+)? (?:BW|Latency) Test)"),
     heading=re.compile(r"#bytes\s+(#iterations\s.*\S)"),
-    column=re.compile(r"#\w+|(?:BW )?\w+\[[\w/%]+\]"),
+    column=re.compile(r"#\w+|(?:BW )?\w+\[[\w/%]+\]|tps average"),
 )
 _UNITS = {"MB/sec": 2.0**20, "MiB/sec": 2.0**20, "Gb/sec": 1e9 / 8}
 _AVERAGE = re.compile(r"BW average\[(.+)\]")

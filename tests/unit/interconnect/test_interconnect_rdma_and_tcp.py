@@ -58,6 +58,16 @@ def test_the_median_latency_and_the_rate_make_a_link():
     }
 
 
+@pytest.mark.parametrize("more", ["", "    tps average"])
+def test_of_a_duration_the_mean_latency_is_printed(more):
+    """As perftest_parameters.h has it: RESULT_FMT_LAT_DUR, with and without transactions."""
+    numbers = " 2             5000000            1.05" + ("        952380.95" if more else "")
+    heading = f" #bytes        #iterations       t_avg[usec]{more}\n"
+    text = f"{LINE}                    Send Latency Test\n{LINE}{heading}{numbers}\n{LINE}"
+    (time,) = parse_perftest(text, "out").tests[0].times
+    assert time.time_s == pytest.approx(1.05e-6)
+
+
 @pytest.mark.parametrize(
     ("text", "old", "new", "sentence"),
     [
