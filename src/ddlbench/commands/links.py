@@ -248,7 +248,7 @@ def compare_command(
     library = Library.load("nccl")
     read = _content(sweep, operation, nodes, devices_per_node)
     answers: list[_Answer] = []
-    for sweep_read in read.sweeps:
+    for sweep_read in (each for each in read.sweeps if each.time_s):
         system = _system(device, described, sweep_read.nodes, sweep_read.devices_per_node)
         answers.append((sweep_read, system, judged_sweep(sweep_read, system, library)))
     if read.pairs:

@@ -217,6 +217,9 @@ def test_nccl_s_collectives_are_compared_and_mpi_s_are_not(tmp_path):
     file.write_text(test_text("Allgather Latency", "Avg Latency(us)", values, "NCCL-CUDA"))
     compared = json.loads(run(*words, "--nodes", "1", "--json").stdout)
     assert compared["sweeps"][0]["points"][0]["payload_bytes"] == 8 * 2**30
+    file.write_text(test_text("Allreduce Latency", "Avg Latency(us)", [(0, 9.5)], "NCCL-CUDA"))
+    with pytest.raises(ConfigError, match="no sweep of NCCL"):  # empty messages alone
+        run(*words, "--nodes", "1")
     file.write_text(LATENCY)
     with pytest.raises(ConfigError, match="has OSU MPI Latency Test, and expected times are those"):
         run(*words, "--nodes", "1")
