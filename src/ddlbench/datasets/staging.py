@@ -132,7 +132,7 @@ def hold(request: DataRequest, scratch: Path) -> Path:
         StagingError, DataError: as :func:`stage`, where the data is made again.
     """
     folder = data_folder(request, scratch)
-    if folder.parent != own_folder(scratch) or not folder.parent.is_dir():
+    if not (request.is_synthetic and folder.parent.is_dir()):
         return folder
     try:
         # Never closed: the lock goes with the process.
@@ -155,7 +155,7 @@ def remove(request: DataRequest, scratch: Path) -> bool:
         StagingError: it cannot be deleted.
     """
     folder = data_folder(request, scratch)
-    if folder.parent != own_folder(scratch) or not folder.parent.is_dir():
+    if not (request.is_synthetic and folder.parent.is_dir()):
         return False
     with _disk_errors(request, scratch), _locked(folder):
         _clear_leftovers(folder)

@@ -265,6 +265,15 @@ def test_own_data_is_used_in_place(own_request, tmp_path):
     assert len(open_split(staged.path, own_request, "train")) in (100, 120)
 
 
+def test_own_data_is_never_removed_wherever_it_lies(tmp_path):
+    folder = staging.own_folder(tmp_path) / "mine"
+    write_dataset(OWN_REQUESTS[0], folder, workers=1)
+    request = DataRequest("mnist", "idx", source=str(folder))
+    assert hold(request, tmp_path) == folder
+    assert not remove(request, tmp_path)
+    assert [path.name for path in staging.own_folder(tmp_path).iterdir()] == ["mine"]
+
+
 def test_own_data_can_be_thinned(own_request):
     half = DataRequest(
         own_request.dataset, own_request.format, scale=0.5, source=own_request.source
