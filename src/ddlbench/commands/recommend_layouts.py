@@ -78,14 +78,16 @@ class LayoutQuestion:
         """All layouts of a geometry.
 
         Raises:
-            ConfigError: no layout divides the batch, or the devices.
+            ConfigError: no layout divides the batch, the devices, or the tokens of a sequence.
         """
         nodes, devices = parse_geometry(geometry, "--geometry")
-        if nodes * devices % self.context:
-            raise ConfigError(
-                f"--context-parallel {self.context} does not divide {nodes * devices} devices; "
-                "write a divisor of them"
-            )
+        tokens = self.shape.sequence_length
+        for count, what in ((nodes * devices, "devices"), (tokens, "tokens of a sequence")):
+            if count % self.context:
+                raise ConfigError(
+                    f"--context-parallel {self.context} does not divide {count} {what}; write a "
+                    "divisor of them"
+                )
         fabric = self.cluster.fabric if nodes > 1 else None
         system = System(self.cluster.device, fabric, nodes, devices)
         return layouts(self.shape, system, self.software, self.sequences, self.context)

@@ -58,6 +58,8 @@ def test_devices_share_long_sequences():
     assert shared[0]["step_s"] < alone[0]["step_s"]
     error = ask(*NDR, *devices, "3").exception
     assert "--context-parallel 3 does not divide 16 devices" in str(error)
+    error = ask(*NDR, *devices, "16", "--context", "8").exception
+    assert "--context-parallel 16 does not divide 8 tokens of a sequence" in str(error)
 
 
 @pytest.mark.parametrize(
