@@ -67,6 +67,10 @@ def _nothing_hidden(*_: Any) -> Contention:
     return Contention(1.0, ())
 
 
+def _as_profiled(workload: Workload, _samples: float) -> pipeline_replay.BlockFactors:
+    return pipeline_replay.as_profiled(workload)
+
+
 # What is left out -> what is put in its place: owner, name, value.
 Place = tuple[Any, str, Callable[..., Any]]
 TERMS: dict[str, list[Place]] = {
@@ -79,7 +83,7 @@ TERMS: dict[str, list[Place]] = {
     ],
     "idle Horovod": [(LinkTable, "slow_down_beside", lambda *_: 1.0)],
     "replicas slow each other": [(Workload, "slowdown", lambda *_: 1.0)],
-    "level of whole steps": [(pipeline_replay, "_levels", lambda *_: (1.0, 1.0))],
+    "level of whole steps": [(pipeline_replay, "as_whole_steps", _as_profiled)],
     "torch's order of receives": [(pipeline, "messaging_of", _early)],
     "waiting for a core": [(LinkTable, "delay_s", lambda *_: 0.0)],
     "nodes share a link": [(pipeline_replay.PipelineLinks, "held", lambda *_: None)],

@@ -19,8 +19,10 @@ from bed_study import ROOT, Study
 from cells import keep_cells, say_device
 from testbed import Options
 
-from ddlbench.planning.partition import Level, partition, read_chain
-from ddlbench.planning.pipeline_stages import bandwidth_bytes_per_s
+from ddlbench.experiment.links import read_links
+from ddlbench.experiment.profile import read_profile
+from ddlbench.planning.partition import Level, chain_of_profile, partition
+from ddlbench.planning.partition.stages import Reach, bandwidth_of
 
 OUT = ROOT / "docs" / "validation" / "pipelines"
 SITE = "share-025"
@@ -157,8 +159,9 @@ def _promise(study: Study, network: str, geometry: str, repeats: int) -> Promise
     results = study.folder / "results" / SITE
     profile = next((results / "profiles" / "cifar10" / network).glob("*/profile.json"))
     links = results / "links" / "default" / "links.json"
-    bandwidth = bandwidth_bytes_per_s(links, "network" if geometry == "4x1" else "node")
-    chain = read_chain(profile, SETTINGS["batch_size"])
+    level: Reach = "network" if geometry == "4x1" else "node"
+    bandwidth = bandwidth_of(read_links(links), level, str(links))
+    chain = chain_of_profile(read_profile(profile), SETTINGS["batch_size"])
     cut = partition(chain, [Level(4, bandwidth)], "paper", True, None)
     sizes = tuple(stage.last - stage.first for stage in cut.stages)
     return Promise(network, geometry, repeats, bandwidth, sizes, cut.period_s)

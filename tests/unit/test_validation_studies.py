@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import tarfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ddlbench.common.entry_points import why_no_target
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.profile import read_profile
@@ -24,6 +27,32 @@ LOCAL_CPU = {"device": "cpu", "launcher": "local", "devices_per_node": 1}
 def rows_of(experiment: dict, monkeypatch: pytest.MonkeyPatch) -> list[MatrixRow]:
     monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     return expand(parse_experiment(experiment, "the study"), load_site("accelerators"))
+
+
+@pytest.mark.parametrize("folder", ["validation", "benchmarks", "workflow/scripts"])
+def test_what_a_script_imports_of_ddlbench_is_there(folder):
+    imports = {
+        (node.module, each.name, path.name)
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("ddlbench.")
+        for each in node.names
+    }
+    assert imports
+    missing = [
+        (script, fault)
+        for module, name, script in sorted(imports)
+        if (fault := why_no_target(f"{module}:{name}"))
+        and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
+    assert not missing
+
+
+def test_what_the_study_of_terms_replaces_is_there(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "validation"))
+    ablation = __import__("ablation")
+    places = [place for term in ablation.TERMS.values() for place in term]
+    assert [name for owner, name, _ in places if not hasattr(owner, name)] == []
 
 
 def test_a_choice_is_asked_for_in_enough_cases_of_enough_candidates(monkeypatch):
