@@ -114,34 +114,45 @@ def write_class_folders(
     setup = {"spec": asdict(content.spec), "seed": content.seed, "root": str(root)}
     setup |= {"images": images, "parent": os.getpid()}
     shares = [jobs[first::workers] for first in range(min(workers, len(jobs)))]
+    children: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(workers) as pool:
-        written = pool.map(lambda share: _written({**setup, "jobs": share}, keep_fds), shares)
-        records = {
-            job: record
-            for share, of_share in zip(shares, written, strict=True)
-            for job, record in zip(share, of_share, strict=True)
-        }
+        try:
+            written = pool.map(
+                lambda share: _written({**setup, "jobs": share}, keep_fds, children), shares
+            )
+            records = {
+                job: record
+                for share, of_share in zip(shares, written, strict=True)
+                for job, record in zip(share, of_share, strict=True)
+            }
+        except BaseException:  # an interrupt, too: nobody wants the data
+            for child in children:
+                child.kill()
+            raise
     return [records[job] for job in jobs]
 
 
-def _written(request: dict[str, Any], keep_fds: tuple[int, ...]) -> list[Record]:
-    """The records of the class folders that one process writes."""
+def _written(
+    request: dict[str, Any], keep_fds: tuple[int, ...], children: list[subprocess.Popen[str]]
+) -> list[Record]:
+    """The records of the class folders that one process writes, which is one of ``children``."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-c", _SERVE],
-        input=json.dumps(request),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         pass_fds=keep_fds,
-        check=False,
-    )
-    if done.returncode:
+    ) as child:
+        children.append(child)
+        printed, _ = child.communicate(json.dumps(request))
+    if child.returncode:
         raise DataError(
-            f"a process that writes JPEG files ended early (exit status {done.returncode}); "
+            f"a process that writes JPEG files ended early (exit status {child.returncode}); "
             "its last words are above"
         )
-    answer = json.loads(done.stdout)
+    answer = json.loads(printed)
     if "errno" in answer:
         raise OSError(answer["errno"], answer["error"], answer["path"])
     records: list[Record] = answer["records"]

@@ -145,6 +145,14 @@ def test_all_classes_have_a_folder_even_without_images(tmp_path):
     assert dataset[0][1] == Content(request.spec, 0).labels("val", 0, 1)[0]
 
 
+def test_a_fault_of_one_writer_of_image_folders_ends_the_others(tmp_path):
+    """As does an interrupt: the rest of a large dataset would take hours, for nothing."""
+    (tmp_path / "train" / "0000").mkdir(parents=True)
+    with pytest.raises(FileExistsError):
+        write_dataset(DataRequest("cifar10", "imagefolder", 0.5), tmp_path, workers=2)
+    assert not (tmp_path / "train" / "0009").exists()
+
+
 def test_a_smaller_scale_is_the_beginning_of_a_larger_one(tmp_path):
     small, large = DataRequest("mnist", "raw", 0.001), DataRequest("mnist", "raw", 0.002)
     for request in (small, large):
