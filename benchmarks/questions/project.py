@@ -23,9 +23,12 @@ from ddlbench.common.fits import fit_hockney
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.links import Links, LinkSweep, SweepPoint, write_links
 from ddlbench.experiment.paths import RESULTS, cell_dir, links_file, profile_file
-from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
+from ddlbench.experiment.profile import PROFILE_VERSION, Profile, ProfileKey, write_profile
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.measure import measure_links
+from ddlbench.planning.device_table import read_table
+from ddlbench.predict.hardware import DeviceSheet
+from ddlbench.predict.planned_cluster import table_profile
 
 RESULT = Path(__file__).parents[1] / "scale" / "result.json"
 MEASURED_NETWORK = "vgg11"  # at the site local
@@ -35,7 +38,7 @@ MEASURED = {  # step in s of 32 samples
 }
 MEASURED_BATCH = 32
 
-_CHECKED_IN = (("one-core", "cifar10/*"), ("one-core", "tokens/*"), ("pipedream", "imagenet/*"))
+_CHECKED_IN = (("one-core", "cifar10"), ("one-core", "tokens"), ("pipedream", "imagenet"))
 # The user's network, and the built-in one whose blocks it has.
 _USER_NETWORKS = {"ownnets.models:tower": "stack", "ownnets.models:patches": "vit-tiny"}
 _USER_MODULE = '''"""Networks of a user, each cut into a Sequential of blocks."""
@@ -108,11 +111,9 @@ def make_project(folder: Path, source: Path) -> None:
     (folder / "ownnets" / "__init__.py").touch()
     (folder / "ownnets" / "models.py").write_text(_USER_MODULE, encoding="utf-8")
     _write_sites(folder / "config" / "sites")
-    for values in list(_profiles(profiles)):
-        # Emulated accelerators take their times from here, so all are there.
-        write_profile(
-            profiles / "one-core" / values["profile_id"] / "profile.json", Profile.from_dict(values)
-        )
+    for network, like in _USER_NETWORKS.items():  # emulated accelerators read their times here
+        tables = profiles / "one-core" / "cifar10"
+        shutil.copy(tables / f"{like}.csv", tables / f"{network.replace(':', '@')}.csv")
     for name in SITES:
         site = load_site(name)
         for values in _profiles(profiles):
@@ -141,18 +142,20 @@ def _write_sites(folder: Path) -> None:
 
 
 def _profiles(folder: Path) -> Iterator[dict[str, Any]]:
-    """The checked-in profiles, and those of the user's networks, which are copies."""
-    for accelerator, pattern in _CHECKED_IN:
-        for path in sorted((folder / accelerator).glob(f"{pattern}/fp32-1t/profile.json")):
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if ":" in values["network"]:
-                continue
-            yield values
-            for network in (
-                network for network, like in _USER_NETWORKS.items() if like == values["network"]
-            ):
-                key = ProfileKey(values["dataset"], network)
-                yield {**values, "network": network, "profile_id": key.id}
+    """Profiles of the checked-in tables of devices, and of those of the user's networks."""
+    for accelerator, dataset in _CHECKED_IN:
+        for path in sorted((folder / accelerator / dataset).glob("*.csv")):
+            key = ProfileKey(dataset, path.stem.replace("@", ":"))
+            table = read_table(path, dataset)
+            yield {
+                **table_profile(DeviceSheet.load("h100-sxm"), key, table),
+                "schema_version": PROFILE_VERSION,
+                "profile_id": key.id,
+                "precision": "fp32",
+                "threads_per_device": 1,
+                "batch_sizes": list(table.batch_sizes),
+                "provenance": {},
+            }
 
 
 def at_site(values: dict[str, Any], site: Site) -> dict[str, Any]:
