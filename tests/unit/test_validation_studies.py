@@ -13,7 +13,7 @@ import pytest
 from ddlbench.common.entry_points import why_no_target
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.links import read_links
-from ddlbench.experiment.profile import read_profile
+from ddlbench.experiment.profile import Profile, read_profile
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site, parse_site
@@ -53,6 +53,14 @@ def test_what_the_study_of_terms_replaces_is_there(monkeypatch):
     ablation = __import__("ablation")
     places = [place for term in ablation.TERMS.values() for place in term]
     assert [name for owner, name, _ in places if not hasattr(owner, name)] == []
+
+
+def test_the_benchmark_of_questions_has_profiles(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "questions"))
+    project, site = __import__("project"), load_site("accelerators")
+    made = project._profiles(ROOT / "config" / "accelerators")
+    networks = {Profile.from_dict(project.at_site(values, site)).network for values in made}
+    assert {"vgg11", "resnet50", "gpt-tiny"} <= networks
 
 
 def test_a_choice_is_asked_for_in_enough_cases_of_enough_candidates(monkeypatch):
