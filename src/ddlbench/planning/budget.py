@@ -388,8 +388,9 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
     if _whole_nodes(site):
         partial = [c for c in to_run if site.held_geometry(c)[1] < site.devices_per_node]
         if partial:
+            use = "uses" if len(partial) == 1 else "use"
             yield (
-                f"{len(partial)} of {len(to_run)} cells to run use part of a node, but "
+                f"{len(partial)} of {len(to_run)} cells to run {use} part of a node, but "
                 "slurm.exclusive holds whole nodes; the device-hours count all of their devices"
             )
     known = site.known_fabrics

@@ -275,7 +275,7 @@ def test_whole_nodes_are_held(tmp_path: Path) -> None:
     assert whole.device_s_upper == (4 + 8) * 600
     assert shared.warnings == ()
     assert whole.warnings == (
-        "1 of 2 cells to run use part of a node, but slurm.exclusive holds whole nodes; "
+        "1 of 2 cells to run uses part of a node, but slurm.exclusive holds whole nodes; "
         "the device-hours count all of their devices",
     )
 
