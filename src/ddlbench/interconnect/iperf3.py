@@ -13,7 +13,7 @@ from ddlbench.common.captured_text import JsonObject, json_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.message_tests import MessageRate, MessageTest, MessageTests
 
-_HOW = "run iperf3 -c HOST --json again"
+_REMEDY = "run iperf3 -c HOST --json again"
 _RATE_ERROR = 0.01
 _BOTH_WAYS = "sum_received_bidir_reverse"
 
@@ -35,8 +35,8 @@ def parse_iperf3(text: str, where: str) -> MessageTests:
     """
     value, _ = json_at(text.index("{"), text, where, "iperf3 -c HOST --json")
     if error := value.get("error"):
-        raise ConfigError(f"{where}: iperf3 reports: {shown(error)}; {_HOW}")
-    whole = JsonObject(value, where, _HOW)
+        raise ConfigError(f"{where}: iperf3 reports: {shown(error)}; {_REMEDY}")
+    whole = JsonObject(value, where, _REMEDY)
     start, end = whole.inner("start").inner("test_start"), whole.inner("end")
     protocol, size = start.take("protocol", str), start.take("blksize", int)
     if protocol != "TCP":
@@ -54,6 +54,6 @@ def _rate(total: JsonObject) -> float:
     )
     if not (seconds > 0 and abs(8 * count / seconds - bits) <= _RATE_ERROR * bits):
         raise ConfigError(
-            f"{total.where} has {count} bytes in {seconds} s, and {bits} bits per second; {_HOW}"
+            f"{total.where} has {count} bytes in {seconds} s, and {bits} bits per second; {_REMEDY}"
         )
     return float(bits) / 8

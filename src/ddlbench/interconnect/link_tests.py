@@ -1,4 +1,4 @@
-"""Outputs of link tests that ``ddlbench links`` reads: a line per format, told by content."""
+"""Outputs of link tests that ``ddlbench links`` reads: a line per format, recognised by content."""
 
 from __future__ import annotations
 
@@ -22,26 +22,33 @@ Reading = NcclTest | Copies | MessageTests
 
 
 class Format(NamedTuple):
-    """How a format is told, and what reads it: of a text, its name, and perhaps an operation."""
+    """What recognises a format, and what reads it.
+
+    Args:
+        is_of: whether a text is of the format.
+        read: takes a text, its name for messages, and perhaps an operation.
+    """
 
     is_of: Callable[[str], bool]
     read: Callable[[str, str, str | None], Reading]
 
 
-def _named(read: Callable[[str, str], Reading]) -> Callable[[str, str, str | None], Reading]:
-    """A reader of texts that name what they measured."""
+def _without_operation(
+    read: Callable[[str, str], Reading],
+) -> Callable[[str, str, str | None], Reading]:
+    """A reader of texts that name their operation themselves."""
     return lambda text, where, _operation: read(text, where)
 
 
 FORMATS: Mapping[str, Format] = {
     "nccl-tests": Format(is_nccl_tests, parse_nccl_tests),
     "nccl-tests' JSON": Format(is_nccl_json, parse_nccl_json),
-    "p2pBandwidthLatencyTest": Format(is_p2p, _named(parse_p2p)),
-    "nvbandwidth": Format(is_nvbandwidth_text, _named(parse_nvbandwidth_text)),
-    "nvbandwidth's JSON": Format(is_nvbandwidth_json, _named(parse_nvbandwidth)),
-    "OSU micro-benchmarks": Format(is_osu, _named(parse_osu)),
-    "perftest (ib_write_bw, ...)": Format(is_perftest, _named(parse_perftest)),
-    "iperf3's JSON": Format(is_iperf3, _named(parse_iperf3)),
+    "p2pBandwidthLatencyTest": Format(is_p2p, _without_operation(parse_p2p)),
+    "nvbandwidth": Format(is_nvbandwidth_text, _without_operation(parse_nvbandwidth_text)),
+    "nvbandwidth's JSON": Format(is_nvbandwidth_json, _without_operation(parse_nvbandwidth)),
+    "OSU micro-benchmarks": Format(is_osu, _without_operation(parse_osu)),
+    "perftest (ib_write_bw, ...)": Format(is_perftest, _without_operation(parse_perftest)),
+    "iperf3's JSON": Format(is_iperf3, _without_operation(parse_iperf3)),
 }
 
 

@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ddlbench.experiment.site import GivenLink
+
 _SHORT_BYTES, _LONG_BYTES, _STREAM_BYTES = 1024, 2**20, 2**16
 """A sweep of measured links begins at 1 KiB, its pairs exchange 1 MiB and more, and perftest sends
 64 KiB unless told otherwise."""
 
 
 @dataclass(frozen=True)
-class MessageTime:
+class TimedMessage:
     """Messages of one size, in bytes as links.json counts them: the buffer of one rank."""
 
     message_bytes: int
@@ -55,16 +57,8 @@ class MessageTest:
     library: Literal["mpi", "nccl", "rdma", "tcp"]
     operation: Literal["p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter"]
     directions: int = 1
-    times: tuple[MessageTime, ...] = ()
+    times: tuple[TimedMessage, ...] = ()
     rates: tuple[MessageRate, ...] = ()
-
-
-@dataclass(frozen=True)
-class Link:
-    """A link as the site file takes it."""
-
-    latency_s: float
-    bandwidth_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +92,7 @@ class MessageTests:
         }
 
 
-def _link(pairs: Sequence[MessageTest]) -> tuple[Link | None, list[str]]:
+def _link(pairs: Sequence[MessageTest]) -> tuple[GivenLink | None, list[str]]:
     """The link of tests between two ranks, or what is missing for it."""
     timed = [test for test in pairs if test.times]
     rated = [test for test in pairs if test.rates and test.directions == 1]
@@ -113,7 +107,7 @@ def _link(pairs: Sequence[MessageTest]) -> tuple[Link | None, list[str]]:
     bandwidth = _rate_of_stream(rated) or _rate_of_message(times)
     if bandwidth is None:
         return None, [_lacks("bandwidth", "1 MiB or more", "osu_bw or ib_send_bw")]
-    return Link(times[0].time_s, bandwidth), []
+    return GivenLink(latency_s=times[0].time_s, bandwidth_bytes_per_s=bandwidth), []
 
 
 def _lacks(what: str, size: str, programs: str) -> str:
@@ -129,7 +123,7 @@ def _rate_of_stream(rated: Sequence[MessageTest]) -> float | None:
     return longest.bandwidth_bytes_per_s or None
 
 
-def _rate_of_message(times: Sequence[MessageTime]) -> float | None:
+def _rate_of_message(times: Sequence[TimedMessage]) -> float | None:
     first, last = times[0], times[-1]
     if last.message_bytes < _LONG_BYTES or last.time_s <= first.time_s:
         return None

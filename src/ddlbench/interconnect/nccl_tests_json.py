@@ -21,7 +21,7 @@ from ddlbench.common.captured_text import JsonObject, json_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nccl_tests import NcclTest, NoWholeRowError, parse_nccl_tests
 
-_HOW = "run the test again with -J FILE, or give the text that it printed"
+_REMEDY = "run the test again with -J FILE, or give the text that it printed"
 _NO_TIMES = " " * 40
 _MOST_DEVICES = 1024  # of a process
 
@@ -43,12 +43,12 @@ def parse_nccl_json(text: str, where: str, operation: str | None = None) -> Nccl
         ConfigError: the JSON is cut off, lacks results or devices, or is of no known operation.
     """
     value, _ = json_at(text.index("{"), text, where, "all_reduce_perf -J FILE")
-    lines = list(_lines(JsonObject(value, where, _HOW)))
+    lines = list(_lines(JsonObject(value, where, _REMEDY)))
     try:
         return parse_nccl_tests("\n".join(lines), where, operation)
     except NoWholeRowError:
         raise ConfigError(
-            f"{where}: none of its results has a time that fits its size and rate; {_HOW}"
+            f"{where}: none of its results has a time that fits its size and rate; {_REMEDY}"
         ) from None
 
 
@@ -77,7 +77,7 @@ def _rank_lines(config: JsonObject) -> Iterator[str]:
     devices = list(config.each("devices"))
     of_process = config.take("nthreads", int) * config.take("ngpus", int)
     if not 0 < of_process <= _MOST_DEVICES:
-        raise ConfigError(f"{config.where}: nthreads x ngpus is {shown(of_process)}; {_HOW}")
+        raise ConfigError(f"{config.where}: nthreads x ngpus is {shown(of_process)}; {_REMEDY}")
     if any(device.take("rank", int) % of_process for device in devices):
         of_process = 1  # all are listed
     for device in devices:

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 from ddlbench.interconnect.message_tables import Layout, Table, parse_tables
-from ddlbench.interconnect.message_tests import MessageRate, MessageTest, MessageTests, MessageTime
+from ddlbench.interconnect.message_tests import MessageRate, MessageTest, MessageTests, TimedMessage
 
 _LAYOUT = Layout(
     title=re.compile(r"# (OSU (\w+)(?:-\w+)?(?: MANAGED)? (.+?) Test)(?: v[\w.]+)?"),
@@ -86,7 +86,7 @@ def _test(table: Table) -> tuple[MessageTest, int] | None:
         cast(Literal["mpi", "nccl"], _LIBRARIES[library]),
         cast(Any, _TESTS[kind]),
         directions,
-        () if is_rate else tuple(MessageTime(size, value / 1e6) for size, value in values),
+        () if is_rate else tuple(TimedMessage(size, value / 1e6) for size, value in values),
         tuple(MessageRate(size, 1e6 * value / directions) for size, value in values)
         if is_rate
         else (),

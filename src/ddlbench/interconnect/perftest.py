@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 
 from ddlbench.interconnect.message_tables import Layout, Table, parse_tables
-from ddlbench.interconnect.message_tests import MessageRate, MessageTest, MessageTests, MessageTime
+from ddlbench.interconnect.message_tests import MessageRate, MessageTest, MessageTests, TimedMessage
 from ddlbench.interconnect.nvidia_programs import is_printed_number, printed_number
 
 _LAYOUT = Layout(
@@ -67,7 +67,7 @@ def _test(table: Table) -> tuple[MessageTest, int] | None:
     name, verb = table.title.groups()
     rows = [words for words in table.rows if all(map(_is_number, words))]
     directions = 2 if "Bidirectional" in name else 1
-    times: list[MessageTime] = []
+    times: list[TimedMessage] = []
     rates: list[MessageRate] = []
     if name.endswith("BW Test"):
         rates = [rate for words in rows if (rate := _rate(table.columns, words, directions))]
@@ -84,13 +84,13 @@ def _is_number(word: str) -> bool:
     return value is not None and abs(value) < _LARGEST
 
 
-def _time(columns: list[str], words: list[str]) -> MessageTime | None:
+def _time(columns: list[str], words: list[str]) -> TimedMessage | None:
     """The median of a row, or its mean with -D; None if it is not between the extremes."""
     times = dict(zip(columns, map(float, words[1:]), strict=True))
     time_us = times.get(_MEDIAN, times.get(_MEAN, -1.0))
     if time_us <= 0 or not times.get(_LEAST, 0.0) <= time_us <= times.get(_MOST, _LARGEST):
         return None
-    return MessageTime(int(words[0]), time_us / 1e6)
+    return TimedMessage(int(words[0]), time_us / 1e6)
 
 
 def _rate(columns: list[str], words: list[str], directions: int) -> MessageRate | None:

@@ -6,7 +6,7 @@ The measurements of a configuration are one outcome, over its repeats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -173,19 +173,19 @@ def history_of(outcomes: Sequence[Outcome], site: str, results_root: Path = RESU
 
 def departures_of(outcomes: Sequence[Outcome]) -> tuple[Departure, ...]:
     """Every repeat that does not train as one device does."""
-    return tuple(
-        Departure(outcome.cell.again(repeat), sentence)
-        for outcome in outcomes
-        for repeat, sentence in outcome.departures.items()
-    )
+    return _departures((outcome.cell, outcome.departures) for outcome in outcomes)
 
 
 def divergences_of(outcomes: Sequence[Outcome]) -> tuple[Departure, ...]:
     """Every repeat whose loss is no number any more."""
+    return _departures((outcome.cell, outcome.divergences) for outcome in outcomes)
+
+
+def _departures(by_cell: Iterable[tuple[Cell, Mapping[int, str]]]) -> tuple[Departure, ...]:
     return tuple(
-        Departure(outcome.cell.again(repeat), sentence)
-        for outcome in outcomes
-        for repeat, sentence in outcome.divergences.items()
+        Departure(cell.again(repeat), sentence)
+        for cell, sentences in by_cell
+        for repeat, sentence in sentences.items()
     )
 
 

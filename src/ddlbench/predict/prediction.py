@@ -221,7 +221,21 @@ class CellInputs:
 
 
 class BuiltInPredictor(Predictor):
-    """A predictor of this package: a subclass implements :meth:`model`."""
+    """A predictor of this package: a subclass implements :meth:`model`.
+
+    Class attributes:
+        overlapped: name of the model of the same messages where computation hides them; None if
+            this one has no such counterpart.
+    """
+
+    overlapped: ClassVar[str | None] = None
+
+    def handled_share(self, inputs: CellInputs) -> float:
+        """The share of its messages' time in which a computing rank sends or receives itself.
+
+        In the rest of it the messages of other ranks are on a link, so that the rank is free.
+        """
+        return 1.0
 
     def predict(
         self,

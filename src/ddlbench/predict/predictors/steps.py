@@ -58,8 +58,8 @@ the strategy's descriptor:
 * computations and messages of a rank: they are replayed with all measured terms;
 * stages: the schedule is replayed (:mod:`ddlbench.predict.predictors.pipeline_replay`), with block
   times whose sum is that of whole steps;
-* anything else: the model that the descriptor prefers on such devices; of a parameter server that
-  hides nothing, as much is hidden as the site's overlap allows.
+* anything else: the model that the descriptor prefers on such devices; where that hides nothing and
+  has a counterpart that hides all it can, as much is hidden as the site's overlap allows.
 """
 
 from __future__ import annotations
@@ -333,12 +333,10 @@ class ParameterServer(ParameterServerMessages):
     name = "parameter-server"
     source = "bounds of the links (Li et al. 2014 give none)"
     hides = False
+    overlapped = ParameterServerMessages.name
 
     def handled_share(self, inputs: CellInputs) -> float:
-        """The share of its messages' time in which a worker sends or receives itself.
-
-        In the rest of it the messages of other workers are on a link, so that the worker is free.
-        """
+        """A worker's bytes over those of all workers, where a server or its node is the busier."""
         exchange = Exchange.of(inputs)
         return exchange.worker_s / exchange.transfer_s(exchange.workers)
 
@@ -370,7 +368,7 @@ class Ddlbench(BuiltInPredictor):
 
 
 def _preferred(inputs: CellInputs, name: str) -> Prediction:
-    """What a model predicts; of a server that hides nothing, as much hidden as the links allow.
+    """What a model predicts; where it hides nothing, with as much hidden as the links allow.
 
     ::
 
@@ -384,11 +382,11 @@ def _preferred(inputs: CellInputs, name: str) -> Prediction:
 
     model = predictor_of(name)
     prediction = prediction_of(model)
-    if not isinstance(model, ParameterServer):
+    if not isinstance(model, BuiltInPredictor) or model.overlapped is None:
         return prediction
     cell = inputs.cell
     exposed = inputs.links.contention(cell.nodes, cell.devices_per_node, None).exposed_share
-    hidden = prediction_of(ParameterServerMessages())
+    hidden = prediction_of(predictor_of(model.overlapped))
     longer_s = prediction.exposed_communication_s - hidden.exposed_communication_s
     longer_s *= model.handled_share(inputs)
     exposed_s = hidden.exposed_communication_s + exposed * max(0.0, longer_s)
