@@ -74,23 +74,24 @@ def examine(
 
 def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: str) -> list[Finding]:
     """Findings about the job and about each node that answered; ``error`` says why some did not."""
-    hosts = ", ".join(report["host"] for report in reports)
+    names = [report["host"] for report in reports]
+    hosts = ", ".join(names)
     if len(reports) < nodes:
         which = f" ({hosts})" if hosts else ""
         says = f"{len(reports)} of {nodes} nodes answered{which}: {error or 'no reason given'}"
         findings = [Finding("job", False, says)]
     else:
         findings = [Finding("job", True, f"{nodes} of {nodes} node(s): {hosts}")]
-    # Nodes of which the same is true share a line.
-    alike = grouped(
-        (finding, report["host"]) for report in reports for finding in _of_node(site, report, nodes)
-    )
-    for finding, where in alike.items():
-        findings.append(replace(finding, what=f"{', '.join(where)}: {finding.what}"))
+    of_nodes = [_of_node(site, report, nodes) for report in reports]
+    # Thing by thing; nodes of which the same is true share a line.
+    for of_thing in zip(*of_nodes, strict=True):
+        for finding, where in grouped(zip(of_thing, names, strict=True)).items():
+            findings.append(replace(finding, what=f"{', '.join(where)}: {finding.what}"))
     return findings + _differences(reports)
 
 
 def _of_node(site: Site, report: dict[str, Any], nodes: int) -> list[Finding]:
+    """Findings about a node, of the same things for all nodes."""
     findings = [_torch(site, report), _scratch(report), _network(report, nodes)]
     if site.device == "cuda" and site.devices_per_node > 1 and not site.devices_share_gpu:
         # NVIDIA's test of links; without it links are measured by our own copies.
