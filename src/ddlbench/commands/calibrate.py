@@ -18,7 +18,7 @@ from ddlbench.common.screen import WholeNumber, examples, named_lines, paragraph
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import CONFIG, result_file
 from ddlbench.predict import calibration, collective_points, horovod_scaling
-from ddlbench.predict.collective_times import Library
+from ddlbench.predict.collective_times import COLLECTIVES, Library
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.hardware import Accelerators, DeviceSheet, Fabric, Platform, Software
 from ddlbench.predict.paradl import measured as iterations
@@ -267,7 +267,12 @@ def _decoder_software(question: ScoreQuestion, runs: Sequence[Path], where: str)
 
 
 # Options that take a written file, by the folder of such files.
-_OPTIONS = {"software": "--software", "platforms": "--platform", "transformers": "--platform"}
+_OPTIONS = {
+    "software": "--software",
+    "collectives": "--collectives",
+    "platforms": "--platform",
+    "transformers": "--platform",
+}
 
 
 def _scaling(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
@@ -282,14 +287,13 @@ def _scaling(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Cali
 
 
 def _collectives(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
-    given = Library.load(question.software or "nccl")
+    given = Library.load(question.software or COLLECTIVES)
     fabric = Fabric.load(question.fabric) if question.fabric else None
     device = DeviceSheet.named(question.device) if question.device else None
     if len(runs) > 1:
         raise ConfigError("several tables of collectives; give one")
     points = collective_points.read_points(read_table(runs[0], ()), where, fabric, device)
-    fit = collective_points.fit_points(points, given)
-    fitted = collective_points.calibrated(points, given, where)
+    fitted, fit = collective_points.calibrated(points, given, where)
     intervals = {name: each.to_dict() for name, each in fitted.intervals.items()}
     return _Calibrated(fitted, [fit], {"intervals": intervals})
 

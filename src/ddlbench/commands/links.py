@@ -27,7 +27,7 @@ from ddlbench.interconnect.link_tests import Reading, format_of, read_link_test
 from ddlbench.interconnect.message_tests import MessageTests
 from ddlbench.interconnect.nccl_tests import NcclTest
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
-from ddlbench.predict.collective_times import OPERATIONS, Library
+from ddlbench.predict.collective_times import COLLECTIVES, OPERATIONS, Library
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.link_verdicts import Judged, Measured, judged_pairs, judged_sweep, sentence
 
@@ -226,12 +226,19 @@ class _Content:
 @click.option("--nodes", type=WholeNumber(1), help="Of the sweep; the file's if left out.")
 @click.option("--devices-per-node", type=WholeNumber(1), help="The file's if left out, or 8.")
 @click.option("--operation", type=click.Choice(OPERATIONS), help="Where the text does not tell.")
+@click.option(
+    "--collectives",
+    default=COLLECTIVES,
+    show_default=True,
+    help="Library of config/collectives, or a file of `ddlbench calibrate`.",
+)
 @JSON
 def compare_command(
     *,
     sweep: Path,
     hardware: str,
     fabric: str | None,
+    collectives: str,
     nodes: int | None,
     devices_per_node: int | None,
     operation: str | None,
@@ -244,8 +251,8 @@ def compare_command(
     published sweeps, with an interval.
     """
     device = DeviceSheet.named(hardware)
-    described = Fabric.load(fabric) if fabric else None
-    library = Library.load("nccl")
+    library = Library.load(collectives)
+    described = library.on(Fabric.load(fabric)) if fabric else None
     read = _content(sweep, operation, nodes, devices_per_node)
     answers: list[_Answer] = []
     for sweep_read in (each for each in read.sweeps if each.time_s):
@@ -262,9 +269,11 @@ def compare_command(
     for remark in (*read.remarks, *_of_other_device(read.names, device)):
         click.echo(f"{sweep}: {remark}", err=True)
     if as_json:
-        click.echo(json.dumps(_values(answers, hardware, fabric), indent=1, allow_nan=False))
+        click.echo(
+            json.dumps(_values(answers, library, hardware, fabric), indent=1, allow_nan=False)
+        )
     else:
-        click.echo("\n".join(_verdict_lines(answers, fabric or "")))
+        click.echo("\n".join(_verdict_lines(answers, library, fabric or "")))
 
 
 def _nothing_to_judge(read: _Content, nodes: int | None, devices: int | None) -> str:
@@ -429,23 +438,23 @@ def _rates(matrices: Sequence[PairMatrix]) -> Iterator[tuple[str, float]]:
             yield f"{operation}, {slowest} (slowest)", rates[slowest]
 
 
-def _values(answers: Sequence[_Answer], hardware: str, fabric: str | None) -> dict[str, Any]:
+def _values(
+    answers: Sequence[_Answer], library: Library, hardware: str, fabric: str | None
+) -> dict[str, Any]:
     sweeps = [
         {
             "operation": measured.operation,
             "nodes": system.nodes,
             "devices_per_node": system.devices_per_node,
             "points": [vars(point) for point in judged],
-            "sentence": sentence(judged, system, fabric or ""),
+            "sentence": sentence(judged, system, library, fabric or ""),
         }
         for measured, system, judged in answers
     ]
     return {"hardware": hardware, "fabric": fabric, "sweeps": sweeps}
 
 
-def _verdict_lines(
-    answers: Sequence[tuple[Measured, System, list[Judged]]], fabric: str
-) -> Iterator[str]:
+def _verdict_lines(answers: Sequence[_Answer], library: Library, fabric: str) -> Iterator[str]:
     for place, (measured, system, judged) in enumerate(answers):
         if place:
             yield ""
@@ -463,7 +472,7 @@ def _verdict_lines(
         yield from table(
             f"{measured.operation} | > measured | > expected | > interval | verdict", rows
         )
-        yield from paragraph(sentence(judged, system, fabric))
+        yield from paragraph(sentence(judged, system, library, fabric))
 
 
 def _rate_text(bytes_per_s: float) -> str:

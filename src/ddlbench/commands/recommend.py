@@ -94,6 +94,11 @@ if TYPE_CHECKING:
 )
 @click.option("--profile", help="Times of one device of config/accelerators; with --hardware.")
 @click.option(
+    "--collectives",
+    help="Library of config/collectives, or a file of `ddlbench calibrate`; with --hardware.  "
+    "[default: nccl]",
+)
+@click.option(
     "--software",
     help="What trains a transformer's shape, in its precision if --precision is left out; with "
     "--hardware.  [default: nanotron]",
@@ -141,7 +146,7 @@ def recommend(
         "sequence-length": options["sequence_length"],
         "context-parallel": options["context_parallel"],
     }
-    of_hardware = {"profile": profile, **of_shapes}
+    of_hardware = {"profile": profile, "collectives": options["collectives"], **of_shapes}
     if hardware is None:
         if given := next((name for name, value in of_hardware.items() if value), None):
             raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")

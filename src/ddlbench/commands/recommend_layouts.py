@@ -243,13 +243,14 @@ def _all_lines(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) ->
 
 
 def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> list[str]:
-    software, cluster = question.software, question.cluster
+    software, cluster, library = question.software, question.cluster, question.cluster.library
     beyond = [geometry for geometry, answer in answers.items() if answer["beyond"].any()]
     sources = "; ".join(dict.fromkeys(constant.source for constant in software.intervals.values()))
     fitted = f"fitted on {software.fitted_on}" if software.fitted_on else "priors, nothing fitted"
     facts = [
         f"Device and links: data sheet of {cluster.device.description}"
-        + (f", fabric {cluster.fabric_name}." if cluster.fabric else "."),
+        + (f", fabric {cluster.fabric_name}" if cluster.fabric else "")
+        + (f", its latency by {library.fitted_on}." if library.of_one_cluster else "."),
         f"Constants of {question.software_name}: {fitted}. Intervals: {sources or 'none'}.",
     ]
     if software.precision != _SHAPES_PRECISION:

@@ -20,6 +20,7 @@ from ddlbench.experiment.registry import known
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.candidate import Knowledge
+from ddlbench.predict.collective_times import COLLECTIVES
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
 from ddlbench.predict.transformer.configurations import is_configuration, is_shape
 from ddlbench.user_parts import check_can_be_built
@@ -97,7 +98,8 @@ def planned_cluster(
 ) -> PlannedCluster:
     """The cluster that the options describe."""
     shapes = [parse_geometry(text, "--geometry") for text in geometries(values)]
-    return PlannedCluster.named(hardware, values["fabric"], shapes, profile)
+    collectives = values["collectives"] or COLLECTIVES
+    return PlannedCluster.named(hardware, values["fabric"], shapes, profile, collectives)
 
 
 def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment | None]:

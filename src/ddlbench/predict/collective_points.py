@@ -1,5 +1,10 @@
 """Measured collectives: what fits the constants of a library, corrects them, and scores them.
 
+::
+
+    sweeps of many clusters  --fit-->  library  --corrected by sweeps of one cluster-->  its library
+                                          '--> times from names         times of more nodes <--'
+
 A table has a point per row (:func:`read_points`). The points of one accelerator and one number of
 nodes are a sweep. The shipped points are of other people (NOTICE). Expected times are those of
 :mod:`ddlbench.predict.collective_times`.
@@ -7,7 +12,7 @@ nodes are a sweep. The shipped points are of other people (NOTICE). Expected tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +23,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.collective_times import (
+    COLLECTIVES,
     MEDIUM,
     SIZE_CLASSES,
     Groups,
@@ -26,7 +32,7 @@ from ddlbench.predict.collective_times import (
     seconds,
     size_class,
 )
-from ddlbench.predict.constants import Array, Fit, HeldOut, equal_weights, fit
+from ddlbench.predict.constants import Array, Fit, HeldOut, equal_weights, fit, weak_pull
 from ddlbench.predict.hardware import DeviceSheet, Fabric, chip_of
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
@@ -43,6 +49,8 @@ _SOFT, _PULL = 0.2, 0.4
 """Error of a logarithm beyond which errors weigh less, and the pull of priors: sweeps differ by a
 fifth, and there are as many of them as constants."""
 _OWN_SIZES = (2**24, 2**30)
+_OWN_SWEEPS = 3
+"""Of one cluster, that tell how much they differ."""
 _NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
 _LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
 
@@ -53,7 +61,8 @@ class Points:
 
     Args:
         rows: the table, checked; ``sweep`` names accelerator and nodes, ``chip`` is the
-            accelerator's, whatever the table calls it.
+            accelerator's, whatever the table calls it, and ``cluster`` names chip, network cards
+            and source.
         groups: of each.
     """
 
@@ -74,8 +83,26 @@ class Points:
     def payload_bytes(self) -> Array:
         return self.rows["payload_bytes"].to_numpy(dtype=float)
 
+    @property
+    def sweeps(self) -> Array:
+        return self.rows["sweep"].to_numpy(dtype=str)
+
+    @property
+    def clusters(self) -> Array:
+        return self.rows["cluster"].to_numpy(dtype=str)
+
     def expected_s(self, library: Library) -> Array:
-        return seconds(self.groups, self.payload_bytes, library)
+        groups = self.groups
+        if library.tells_latency:
+            groups = replace(groups, node_s=np.full(len(self), np.nan))
+        return seconds(groups, self.payload_bytes, library)
+
+    def within(self, intervals: Mapping[str, tuple[float, float]], library: Library) -> Array:
+        """Whether measured over expected times are in the interval of their size, (n,) of bool."""
+        sizes = (size_class(size) for size in self.payload_bytes)
+        low, high = np.transpose([intervals.get(size, (0.0, np.inf)) for size in sizes])
+        ratios = self.measured_s / self.expected_s(library)
+        return np.asarray((ratios >= low) & (ratios <= high))
 
 
 def read_points(
@@ -91,7 +118,7 @@ def read_points(
             time_s; nvlink_gb_per_s_one_way (the data sheet's if empty), nic_gb_per_s_a_node (if
             there are several nodes).
         where: its name.
-        fabric: whose latency and rate stand for those of the table.
+        fabric: whose latency and rate stand for those of the table; it links one cluster then.
         device: whose link stands for those of the table.
 
     Raises:
@@ -131,6 +158,12 @@ def read_points(
         f"{name}, {nodes:g} node{'s' if nodes > 1 else ''}"
         for name, nodes in zip(table["accelerator"], table["nodes"], strict=True)
     ]
+    # One node has no cards in a table: it is of the first cluster of that chip and source.
+    source = _submitters(table)
+    cards_of = cards.fillna(cards.groupby([table["chip"], source]).transform("first"))
+    table["cluster"] = table["chip"]
+    if not fabric:
+        table["cluster"] += cards_of.map(", {:g} bytes/s".format) + ", " + source
     groups = Groups(
         nodes=table["nodes"].to_numpy(dtype=float),
         devices_per_node=devices.to_numpy(dtype=float),
@@ -143,24 +176,24 @@ def read_points(
     return Points(table, groups)
 
 
-def fit_points(points: Points, library: Library) -> Fit:
-    """Fit the library's constants to points; each sweep weighs alike, as its points err together.
-
-    Args:
-        points: of any number of sweeps.
-        library: whose priors pull the constants.
-    """
-    sweeps = points.rows["sweep"]
-    _, groups = np.unique(sweeps.to_numpy(dtype=str), return_inverse=True)
+def _fit(points: Points, library: Library, pull: float, *, few: bool = False) -> Fit:
+    """Fit constants; each sweep weighs alike, as its points err together."""
+    sweeps = points.sweeps
     return fit(
-        library.with_priors(),
+        library,
         points.expected_s,
         points.measured_s,
         soft=_SOFT,
-        pull=_PULL,
-        weights=equal_weights(sweeps.to_numpy(dtype=str)),
-        groups=groups,
+        pull=pull,
+        few=few,
+        weights=equal_weights(sweeps),
+        groups=np.unique(sweeps, return_inverse=True)[1],
     )
+
+
+def fit_points(points: Points, library: Library) -> Fit:
+    """Fit the library's constants to points of many clusters, from the priors of its file."""
+    return _fit(points, library.with_priors(), _PULL)
 
 
 def refitted(points: Points, library: Library) -> Library:
@@ -168,33 +201,25 @@ def refitted(points: Points, library: Library) -> Library:
     return library.fitted_to(fit_points(points, library))
 
 
-def measured_at(points: Points, library: Library) -> Library:
-    """The library corrected by few points of a cluster itself: latency and rate only.
+def corrected(points: Points, library: Library) -> tuple[Library, Fit]:
+    """The library corrected by points of one cluster.
 
-    Two sizes, 16 MB and 1 GB, on one geometry tell both; all shares of rates change alike, and all
-    latencies do.
+    Its constants are the priors. Two points tell something: 16 MB and 1 GB on one geometry.
     """
-    from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
-
-    def residuals(logs: Array) -> Array:
-        errors = np.log(points.expected_s(_scaled(library, *np.exp(logs))) / points.measured_s)
-        # Names leave a factor of two in the latency, of 1.3 in the rate.
-        return np.concatenate([errors, 0.05 * logs / np.log([2.0, 1.3])])
-
-    return _scaled(library, *np.exp(least_squares(residuals, [0.0, 0.0]).x))
-
-
-def _scaled(library: Library, latency: float, rate: float) -> Library:
-    factors = {
-        **dict.fromkeys(("start_s", "device_s", "node_s"), latency),
-        **dict.fromkeys(("ring_share", "switch_share", "tree_share", "network_share"), rate),
+    constants = {
+        name: replace(constant, prior=constant.value, prior_source=library.description)
+        for name, constant in library.constants.items()
     }
-    return library.with_constants(
-        {n: library.constant(n) * factor for n, factor in factors.items()}
-    )
+    most = int(points.groups.nodes.max())
+    prior = replace(library, constants=constants, of_one_cluster=True, most_nodes=most)
+    pull = weak_pull(_SOFT, len(points), len(constants))
+    own = _fit(points, prior, pull, few=True)
+    return prior.fitted_to(own), own
 
 
-def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, of: Array) -> Array:
+def held_out_s(
+    points: Points, fitted: Points, library: Library, kinds: Array, of: Array, *, own: bool = False
+) -> Array:
     """Expected seconds of points, each kind by constants that were fitted without it.
 
     Args:
@@ -203,15 +228,29 @@ def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, o
         library: with priors.
         kinds: the kind of each point to predict, (n,).
         of: the kind of each point to fit, (m,).
+        own: other points of the same cluster correct the constants.
 
     Raises:
         ConfigError: all points are of one kind.
     """
     expected_s = np.empty(len(points))
     for those, others in each_kind(kinds, of, "model"):
-        constants = refitted(fitted.take(others), library)
-        expected_s[those] = points.take(those).expected_s(constants)
+        held = points.take(those)
+        general = refitted(fitted.take(others), library)
+        held_s = held.expected_s(general)
+        if own:
+            for here, known in _own_points(held, fitted.take(others)):
+                held_s[here] = held.take(here).expected_s(corrected(known, general)[0])
+        expected_s[those] = held_s
     return expected_s
+
+
+def _own_points(points: Points, others: Points) -> Iterator[tuple[Array, Points]]:
+    """Which points are of a cluster that others are of, (n,) of bool, and those others."""
+    for cluster in np.unique(points.clusters):
+        known = others.clusters == cluster
+        if known.any():
+            yield points.clusters == cluster, others.take(known)
 
 
 def intervals_of(ratios: Array, points: Points) -> dict[str, tuple[float, float]]:
@@ -242,23 +281,50 @@ def _percentile(values: Array, weights: Array, share: float) -> float:
     return float(np.interp(share, (ends - weights[order] / 2) / ends[-1], values[order]))
 
 
-def calibrated(points: Points, library: Library, where: str) -> Library:
-    """The library fitted to points, with intervals of the same with each sweep held out."""
-    sweeps = points.rows["sweep"].to_numpy()
-    held_s = held_out_s(points, points, library, sweeps, sweeps)
+def _own_intervals(
+    own: Points, known: Points, library: Library
+) -> Mapping[str, tuple[float, float]]:
+    """Intervals of one cluster's sweeps, each held out; none from fewer than three sweeps."""
+    sweeps = own.sweeps
+    if len(np.unique(sweeps)) < _OWN_SWEEPS:
+        return {}
+    held_s = held_out_s(own, known, library, sweeps, known.sweeps, own=True)
+    return intervals_of(own.measured_s / held_s, own)
+
+
+def calibrated(points: Points, library: Library, where: str) -> tuple[Library, Fit]:
+    """The library fitted to points, with intervals of sweeps that were held out.
+
+    Points of one cluster correct it. Then intervals of fewer than three sweeps are the library's.
+    """
+    sweeps = points.sweeps
+    if len(np.unique(points.clusters)) == 1:
+        fitted, constants = corrected(points, library)
+        ends = _own_intervals(points, _with_shipped(points), library)
+    else:
+        constants = fit_points(points, library)
+        fitted = library.fitted_to(constants)
+        held_s = held_out_s(points, points, library, sweeps, sweeps)
+        ends = intervals_of(points.measured_s / held_s, points)
     intervals = {
         name: HeldOut(low=low, high=high, source=f"{where}, each sweep held out in turn")
-        for name, (low, high) in intervals_of(points.measured_s / held_s, points).items()
+        for name, (low, high) in ends.items()
     }
-    fitted = refitted(points, library)
-    return replace(fitted, intervals=intervals, fitted_on=f"{len(points)} points of {where}")
+    changed = replace(
+        fitted,
+        intervals={**library.intervals, **intervals},
+        fitted_on=f"{len(points)} points of {where}",
+        most_nodes=int(points.groups.nodes.max()),
+    )
+    return changed, constants
 
 
 def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     """Score a table of all-reduces, as :mod:`ddlbench.predict.run_tables` says.
 
-    ``model`` holds out each sweep (accelerator and nodes), ``gpus`` each number of nodes,
-    ``device`` each accelerator, ``submitter`` each source. ``coverage``: share of the points inside
+    ``model`` holds out each sweep (accelerator and nodes), ``gpus`` each number of nodes, while
+    other numbers of the same cluster correct the constants, ``device`` each accelerator,
+    ``submitter`` each source. ``coverage``: share of the points inside
     the interval from names; where something is held out, so is it for the interval.
     Errors count messages of 1 MB and more; ``by`` has the shorter ones.
 
@@ -269,11 +335,11 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     device = DeviceSheet.named(question.device) if question.device else None
     given = read_points(table, question.where, fabric, device)
     points = given.take(rows_of_kind(question.kind, _filters(given.rows), len(given)))
-    library = Library.load(question.software or "nccl")
+    library = Library.load(question.software or COLLECTIVES)
     if question.hold_out == "none":
         expected_s = points.expected_s(library)
         ends = {name: (interval.low, interval.high) for name, interval in library.intervals.items()}
-        inside = _inside(points, points.measured_s / expected_s, ends)
+        inside = points.within(ends, library)
         own_s = None
     else:
         known = _with_shipped(given)
@@ -302,15 +368,18 @@ def _nested(
     expected_s, own_s = np.empty(len(points)), np.full(len(points), np.nan)
     inside = np.zeros(len(points), dtype=bool)
     for those, chosen in each_kind(kinds, of, hold_out):
-        others = known.take(chosen)
-        constants, held = refitted(others, library), points.take(those)
-        expected_s[those] = held.expected_s(constants)
-        names = others.rows["sweep"].to_numpy()
-        if len(np.unique(names)) > 1:
-            inner_s = held_out_s(others, others, library, names, names)
-            ends = intervals_of(others.measured_s / inner_s, others)
-            inside[those] = _inside(held, held.measured_s / expected_s[those], ends)
-        own_s[those] = _by_own_points(held, constants)
+        others, held = known.take(chosen), points.take(those)
+        general, names = refitted(others, library), others.sweeps
+        inner_s = held_out_s(others, others, library, names, names)
+        shared = intervals_of(others.measured_s / inner_s, others)
+        held_s, within = held.expected_s(general), held.within(shared, general)
+        own_s[those] = _by_own_points(held, general)
+        for here, own in _own_points(held, others) if hold_out == "gpus" else ():
+            there, constants = held.take(here), corrected(own, general)[0]
+            intervals = {**shared, **_own_intervals(own, others, library)}
+            held_s[here] = there.expected_s(constants)
+            within[here] = there.within(intervals, constants)
+        expected_s[those], inside[those] = held_s, within
     return expected_s, inside, own_s
 
 
@@ -323,15 +392,10 @@ def _by_own_points(held: Points, library: Library) -> Array:
         at = numbers == number
         measured = at & np.isin(held.payload_bytes, _OWN_SIZES)
         if measured.sum() >= len(_OWN_SIZES):
-            again = measured_at(held.take(measured), library)
+            again, _ = corrected(held.take(measured), library)
             rest = at & ~measured
             expected_s[rest] = held.take(rest).expected_s(again)
     return expected_s
-
-
-def _inside(points: Points, ratios: Array, ends: Mapping[str, tuple[float, float]]) -> Array:
-    limits = np.array([ends.get(size_class(size), (0.0, np.inf)) for size in points.payload_bytes])
-    return np.asarray((ratios >= limits[:, 0]) & (ratios <= limits[:, 1]))
 
 
 def _kinds_of(points: Points, hold_out: str) -> Array:
@@ -341,11 +405,18 @@ def _kinds_of(points: Points, hold_out: str) -> Array:
             return rows["nodes"].to_numpy(dtype=int).astype(str)
         case "device":
             return rows["chip"].to_numpy(dtype=str)
-        case "submitter" if "source" in rows:
-            return rows["source"].fillna("").str.split().str[0].to_numpy(dtype=str)
+        case "submitter":
+            return _submitters(rows).to_numpy(dtype=str)
         case _:
             nodes = rows["nodes"].map("{:g}".format)
             return (rows["chip"] + ", " + nodes).to_numpy(dtype=str)
+
+
+def _submitters(rows: pd.DataFrame) -> pd.Series[str]:
+    """The first word of each source."""
+    if "source" not in rows:
+        return pd.Series("", rows.index)
+    return rows["source"].fillna("").astype(str).str.split().str[0].fillna("")
 
 
 def _filters(rows: pd.DataFrame) -> dict[str, Array]:

@@ -20,14 +20,17 @@ have fewer rings. Measured points: :mod:`ddlbench.predict.collective_points`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from ddlbench.common.form import Count
 from ddlbench.predict.constants import Array, HeldOut, Rows, WithConstants
-from ddlbench.predict.hardware import DeviceSheet, Sourced, System
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Sourced, System
 
+COLLECTIVES = "nccl"
+"""The library that is expected if none is named."""
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _SENT: Mapping[Operation, float] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -57,6 +60,19 @@ class Library(WithConstants, Sourced):
     """Measured over expected times of sweeps that were held out, by size of the message."""
     fitted_on: str = ""
     """Points of the last fit."""
+    most_nodes: Count = 1
+    """Of these points."""
+    of_one_cluster: bool = False
+    """They are of one cluster."""
+
+    @property
+    def tells_latency(self) -> bool:
+        """``node_s`` is the latency of the cluster's fabric, whatever is known by its name."""
+        return self.of_one_cluster and self.most_nodes > 1
+
+    def on(self, fabric: Fabric) -> Fabric:
+        """The fabric with the latency that this library tells, if it does."""
+        return replace(fabric, latency_s=self.constant("node_s")) if self.tells_latency else fabric
 
 
 @dataclass(frozen=True)

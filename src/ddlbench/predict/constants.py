@@ -302,6 +302,7 @@ def fit(
     soft: float,
     pull: float,
     soft_pull: bool = False,
+    few: bool = False,
     weights: Array | None = None,
     groups: Array | None = None,
     loss: Callable[[Array, float], Array] = soft_l1,
@@ -316,6 +317,8 @@ def fit(
         soft: error of a logarithm beyond which errors weigh less.
         pull: residual of a constant that is off its prior by its spread.
         soft_pull: a constant far from its prior is pulled less, as large errors weigh less.
+        few: the priors are those of a fit, so that fewer steps than constants tell something. What
+            steps do not tell of a constant, its prior does: an error is not below that of both.
         weights: of the steps, (n,); alike if left out.
         groups: numbers from 0 on, (n,): steps of one group err together. Left out, errors are taken
             as independent and equally large.
@@ -323,13 +326,13 @@ def fit(
         names: of the constants to fit; all that are not fixed if left out.
 
     Raises:
-        ConfigError: there are fewer steps than constants.
+        ConfigError: there are fewer steps than constants, and not ``few``.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
 
     moved = [name for name, constant in model.constants.items() if not constant.fixed]
     names, count = list(names or moved), len(measured_s)
-    if count < len(names):
+    if count < len(names) and not few:
         raise ConfigError(
             f"{counted(count, 'row')} cannot fit {len(names)} constants; give at least {len(names)}"
         )
@@ -356,7 +359,10 @@ def fit(
     if groups is None:
         errors = _independent_errors(solved.jac, solved.fun, count, soft)
     else:
-        errors = _errors_of_groups(solved.jac[:count], solved.fun[:count], solved.jac, groups)
+        least = pull**2 if few else 0.0
+        errors = _errors_of_groups(
+            solved.jac[:count], solved.fun[:count], solved.jac, groups, least
+        )
     # No step depends on them, so that their errors would be 0: what is known is the prior. Steps
     # may have moved a constant up to where they depend on it no more.
     unmoved = np.abs(solved.x - priors) <= _NO_MOVE
@@ -383,17 +389,20 @@ def _independent_errors(jacobian: Array, residuals: Array, count: int, soft: flo
     return np.asarray(np.sqrt(np.diag(np.linalg.pinv(curved.T @ curved))) * spread)
 
 
-def _errors_of_groups(jacobian: Array, residuals: Array, whole: Array, groups: Array) -> Array:
+def _errors_of_groups(
+    jacobian: Array, residuals: Array, whole: Array, groups: Array, least: float
+) -> Array:
     """Sandwich estimator: H^-1 (sum over groups of s s') H^-1, s a group's gradient.
 
     It is near 0 for a constant that few steps decide, as the fit goes through them. So errors are
-    at least those of steps that err independently, as all of them do.
+    at least those of steps that err independently, as all of them do, with a variance of at least
+    ``least``.
     """
     count, constants = jacobian.shape
     sums = np.zeros((int(groups.max()) + 1, constants))
     np.add.at(sums, groups, jacobian * residuals[:, None])
     inverse = np.linalg.pinv(whole.T @ whole)
-    variance = np.sum(residuals**2) / max(count - constants, 1)
+    variance = max(np.sum(residuals**2) / max(count - constants, 1), least)
     return np.sqrt(
         np.maximum(np.diag(inverse @ (sums.T @ sums) @ inverse), np.diag(inverse) * variance)
     )

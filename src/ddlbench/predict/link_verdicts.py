@@ -6,8 +6,8 @@
     verdict                    fast  |      normal       |  slow
 
 Expected times and intervals are those of :mod:`.collective_times`. Within an interval that is wider
-than a factor of four no time is called normal. Nothing is said beyond twice as many nodes as were
-fitted.
+than a factor of four no time is called normal. Nothing is said beyond twice as many nodes as the
+library was fitted to.
 Copies between two devices are compared with the data sheet: a copy reaches at least what a ring
 does.
 """
@@ -22,7 +22,7 @@ from typing import Literal, cast
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import size_text
+from ddlbench.common.quantities import counted, size_text
 from ddlbench.predict.collective_times import (
     LONG,
     OPERATIONS,
@@ -36,8 +36,6 @@ from ddlbench.predict.collective_times import (
 from ddlbench.predict.hardware import System
 
 Verdict = Literal["normal", "slow", "fast", "cannot tell"]
-MOST_NODES = 8
-"""Twice as many as the shipped points have."""
 _WIDE = 4.0
 _OVER_SHEET = 1.02
 """What rounding adds to a rate that equals the data sheet's."""
@@ -89,7 +87,7 @@ def judged_sweep(sweep: Measured, system: System, library: Library) -> list[Judg
     groups = Groups.of_system(system, len(sweep.time_s))
     payload = np.array(sweep.payload_bytes, dtype=float)
     expected_s = seconds(groups, payload, library, cast(Operation, sweep.operation))
-    known = why_not(system) == ""
+    known = why_not(system, library) == ""
     verdicts = []
     for size, measured, expected in zip(payload, sweep.time_s, expected_s, strict=True):
         interval = library.intervals.get(size_class(float(size)))
@@ -136,12 +134,12 @@ def _verdict(measured: float, low: float, high: float, *, tells: bool) -> Verdic
     return "normal" if high <= _WIDE * low else "cannot tell"
 
 
-def why_not(system: System) -> str:
+def why_not(system: System, library: Library) -> str:
     """Why no point of a system can be judged; empty if it can."""
-    link = system.device.link
-    if system.nodes > MOST_NODES:
-        return f"no fit has more than {MOST_NODES // 2} nodes, and {system.nodes} are over twice"
-    if link.name not in ("NVLink", "NVSwitch"):
+    link, most = system.device.link, library.most_nodes
+    if system.nodes > 2 * most:
+        return f"no fit has more than {counted(most, 'node')}, and {system.nodes} are over twice"
+    if link.name not in ("NVLink", "NVSwitch") and not library.of_one_cluster:
         return f"no fit has devices with {link.name}"
     return ""
 
@@ -151,19 +149,19 @@ def overall(judged: Sequence[Judged]) -> tuple[Verdict, list[Judged]]:
 
     A third of them outside their interval decide, as one in ten lies outside by chance.
     """
-    for counted in _counted(judged):
-        verdicts = Counter(each.verdict for each in counted)
+    for decisive in _decisive(judged):
+        verdicts = Counter(each.verdict for each in decisive)
         known = sum(verdicts.values()) - verdicts["cannot tell"]
         if known == 0:
             continue
         for verdict in ("slow", "fast"):
             if verdicts[verdict] * 3 >= known:
-                return cast(Verdict, verdict), counted
-        return "normal", counted
+                return cast(Verdict, verdict), decisive
+        return "normal", decisive
     return "cannot tell", list(judged)
 
 
-def _counted(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
+def _decisive(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
     pairs = [each for each in judged if each.payload_bytes is None]
     sizes = [each for each in judged if each.payload_bytes is not None]
     longest = [each for each in sizes if size_class(each.payload_bytes or 0) == LONG]
@@ -172,18 +170,18 @@ def _counted(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
     yield [each for each in sizes if size_class(each.payload_bytes or 0) != SHORT]
 
 
-def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
+def sentence(judged: Sequence[Judged], system: System, library: Library, fabric: str = "") -> str:
     """One sentence on all points."""
-    verdict, counted = overall(judged)
+    verdict, decisive = overall(judged)
     nodes = "one node" if system.nodes == 1 else f"{system.nodes} nodes"
     over = f" over {fabric}" if fabric and system.nodes > 1 else ""
     where = f"{nodes} of {system.devices_per_node} x {system.device.description}{over}"
     if verdict == "cannot tell":
-        why = why_not(system) or "no point is long enough, or no interval narrow enough"
+        why = why_not(system, library) or "no point is long enough, or no interval narrow enough"
         return f"Cannot tell whether this is normal for {where}: {why}."
-    is_pairs = counted[0].payload_bytes is None
-    outside = sum(each.verdict == verdict for each in counted)
-    ratios = [each.measured / each.expected for each in counted]
+    is_pairs = decisive[0].payload_bytes is None
+    outside = sum(each.verdict == verdict for each in decisive)
+    ratios = [each.measured / each.expected for each in decisive]
     middle = f"{_factor(float(np.median(ratios)))} times the expected"
     what, quantity = ("copies", "rates") if is_pairs else ("messages", "times")
     if verdict == "normal":
@@ -195,7 +193,7 @@ def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
             "the unit, and whether both directions are added."
         )
     return (
-        f"{verdict.capitalize()} for {where}: {outside} of {len(counted)} {what} "
+        f"{verdict.capitalize()} for {where}: {outside} of {len(decisive)} {what} "
         f"lie outside the interval; {quantity} are {middle} in the median.{impossible}"
     )
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +41,7 @@ from ddlbench.planning.partition.profiles import chain_of_blocks
 from ddlbench.planning.plan import BlockSource
 from ddlbench.planning.workload import FLOAT32_BYTES, Block, Workload
 from ddlbench.predict.collective_times import (
+    COLLECTIVES,
     MEDIUM,
     MESH_RINGS,
     Groups,
@@ -49,7 +50,7 @@ from ddlbench.predict.collective_times import (
     is_mesh,
     seconds,
 )
-from ddlbench.predict.constants import Array
+from ddlbench.predict.constants import Array, HeldOut
 from ddlbench.predict.hardware import RESERVED_BYTES, DeviceSheet, Fabric, System
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import ALL_GATHER, CollectiveTimes, Hop, LinkTable
@@ -57,20 +58,7 @@ from ddlbench.predict.prediction import Prediction
 from ddlbench.predict.ranking import UNKNOWN, Z90
 from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
 
-LIBRARY = "nccl"
 _NOTE = "links are those of data sheets, their collectives those expected by their names"
-
-
-@cache
-def library() -> Library:
-    """The library whose collectives strategies use."""
-    return Library.load(LIBRARY)
-
-
-def links_interval() -> tuple[float, float]:
-    """Measured over expected seconds of 90 % of messages of gradients (1 to 64 MB)."""
-    held_out = library().intervals[MEDIUM]
-    return held_out.low, held_out.high
 
 
 @dataclass(frozen=True)
@@ -81,6 +69,7 @@ class _ExpectedTimes:
     """
 
     group: Groups
+    library: Library
     operation: Operation
     copies: int
     notes: tuple[str, ...]
@@ -89,21 +78,21 @@ class _ExpectedTimes:
         if message_bytes <= 0:
             return 0.0
         whole = np.array([message_bytes * self.copies])
-        return float(seconds(self.group, whole, library(), self.operation)[0])
+        return float(seconds(self.group, whole, self.library, self.operation)[0])
 
 
 class PlannedLinks(LinkTable):
     """The links of a system, for whichever group of its devices.
 
-    Groups larger than the system's geometry have the same form.
+    Groups larger than the system's geometry have the same form. ``library`` has the collectives.
     """
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, library: Library) -> None:
         nothing = Links(
             site="", fabric="", device_kind="cuda", pairs=(), sweeps=(), notes=(), provenance={}
         )
         super().__init__(nothing, "the data sheets")
-        self._system = system
+        self._system, self._library = system, library
 
     def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
         """A device's link, or the network cards that it may use while no other device does."""
@@ -111,14 +100,14 @@ class PlannedLinks(LinkTable):
 
     @cached_property
     def _within(self) -> tuple[Hop, str]:
-        link, nccl = self._system.device.link, library()
+        link, nccl = self._system.device.link, self._library
         rings = max(MESH_RINGS.values()) if is_mesh(self._system.device) else 1
         share = nccl.constant("ring_share") / rings
         return Hop(nccl.constant("start_s"), share * link.bytes_per_s), _NOTE
 
     @cached_property
     def _between(self) -> tuple[Hop, str]:
-        fabric, nccl = self._system.fabric, library()
+        fabric, nccl = self._system.fabric, self._library
         if fabric is None:
             return self._within
         rate = nccl.constant("network_share") * fabric.bytes_per_s
@@ -129,7 +118,8 @@ class PlannedLinks(LinkTable):
         fabric = self._system.fabric
         if fabric is None:
             return math.inf
-        return library().constant("network_share") * fabric.node_bytes_per_s(devices_per_node)
+        share = self._library.constant("network_share")
+        return share * fabric.node_bytes_per_s(devices_per_node)
 
     def cards(self, devices_per_node: int) -> float:
         """All devices have cards of their own, or those of their node together."""
@@ -146,6 +136,7 @@ class PlannedLinks(LinkTable):
         ranks = nodes * devices_per_node
         times = _ExpectedTimes(
             Groups.of_system(system),
+            self._library,
             cast(Operation, operation),
             ranks if operation == ALL_GATHER else 1,
             (_NOTE,),
@@ -184,6 +175,7 @@ class PlannedCluster:
         fabric_name: of the fabric between nodes; empty for one node.
         fabric: the same, read.
         nodes, devices_per_node: of the largest geometry.
+        library: of collectives.
         profile: folder of a device whose times replace the roofline's; None for none.
     """
 
@@ -193,6 +185,7 @@ class PlannedCluster:
     fabric: Fabric | None
     nodes: int
     devices_per_node: int
+    library: Library
     profile: Path | None = None
 
     @classmethod
@@ -202,10 +195,11 @@ class PlannedCluster:
         fabric: str | None,
         geometries: Iterable[tuple[int, int]],
         profile: str | None = None,
+        collectives: str = COLLECTIVES,
     ) -> PlannedCluster:
         """Read the files of the names.
 
-        ``hardware`` and ``fabric`` may be files, ``profile`` a folder.
+        ``hardware``, ``fabric`` and ``collectives`` may be files, ``profile`` a folder.
 
         Raises:
             ConfigError: there is no such file, or several nodes have no fabric.
@@ -218,7 +212,8 @@ class PlannedCluster:
                 f"--geometry has {nodes} nodes, and --fabric does not say what links them; "
                 f"write one of {', '.join(Fabric.names())}"
             )
-        network = None if fabric is None or nodes == 1 else Fabric.load(fabric)
+        library = Library.load(collectives)
+        network = None if fabric is None or nodes == 1 else library.on(Fabric.load(fabric))
         folder = None if profile is None else _folder(profile)
         return cls(
             DeviceSheet.name_of(hardware) or Path(hardware).stem,
@@ -227,6 +222,7 @@ class PlannedCluster:
             network,
             nodes,
             max(devices for _, devices in shapes),
+            library,
             folder,
         )
 
@@ -256,7 +252,13 @@ class PlannedCluster:
         compute = _ratio(held_out.low, held_out.high)
         if self.profile is not None:
             compute = math.exp(Z90 * UNKNOWN)
-        return Doubt(compute, _ratio(*links_interval()))
+        held_out = self._gradients
+        return Doubt(compute, _ratio(held_out.low, held_out.high))
+
+    @property
+    def _gradients(self) -> HeldOut:
+        """Measured over expected seconds of messages of gradients, by 90 % of them."""
+        return self.library.intervals[MEDIUM]
 
     def facts(self) -> list[str]:
         """What answers rest on, a sentence each."""
@@ -274,11 +276,12 @@ class PlannedCluster:
             )
         inside = f"{self.device.link.name} of the data sheet"
         links = f"{inside} and fabric {self.fabric_name}" if self.fabric else inside
-        low, high = links_interval()
+        held_out = self._gradients
+        tell = f"{self.library.fitted_on} tell" if self.library.of_one_cluster else "names tell"
         return [
             times,
-            f"Links: {links}; measured sums of gradients took {low:.2f} to {high:.2f} of what "
-            "names tell. Loading of data is taken to be hidden.",
+            f"Links: {links}; measured sums of gradients took {held_out.low:.2f} to "
+            f"{held_out.high:.2f} of what {tell}. Loading of data is taken to be hidden.",
         ]
 
 
@@ -324,7 +327,7 @@ class PlannedInputs(Inputs):
 
     @cached_property
     def _links_of_sheets(self) -> PlannedLinks:
-        return PlannedLinks(self._cluster.system)
+        return PlannedLinks(self._cluster.system, self._cluster.library)
 
     def _workload(self, key: ProfileKey) -> Workload:
         device, folder = self._cluster.device, self._cluster.profile

@@ -7,7 +7,10 @@ import pytest
 from click.testing import CliRunner
 from p2p_printer import printed
 
+from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.links import links as links_command
+from ddlbench.commands.oracle import oracle
+from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, SweepPoint, write_links
@@ -36,6 +39,10 @@ def compare(path, *options, fabric="efa-3200"):
     return CliRunner().invoke(links_command, words, catch_exceptions=False)
 
 
+def run(command, *words):
+    return CliRunner().invoke(command, [*map(str, words)], catch_exceptions=False).output
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "Normal"), (2.0, "Slow"), (0.5, "Fast")])
 def test_one_sentence_at_the_end(tmp_path, factor, verdict):
     file = tmp_path / "out.txt"
@@ -43,6 +50,46 @@ def test_one_sentence_at_the_end(tmp_path, factor, verdict):
     lines = compare(file, "--nodes", "2").output.splitlines()
     assert lines[0].split()[:3] == ["all_reduce", "measured", "expected"]
     assert f"{verdict} for 2 nodes of 8" in "\n".join(lines[len(P5) :])
+
+
+def test_own_sweeps_say_what_is_normal_on_their_cluster(tmp_path):
+    """Its network is half as fast as its name tells: that is normal there, on more nodes, too."""
+    sweeps = [tmp_path / f"{nodes}.txt" for nodes in (2, 4)]
+    for nodes, file in zip((2, 4), sweeps, strict=True):
+        file.write_text(nccl_text(2.0, nodes))
+    table, own = tmp_path / "points.csv", tmp_path / "own.yaml"
+    run(oracle, "read", *sweeps, "--output", table)
+    words = run(calibrate, table, "--fabric", "efa-3200", "--output", own)
+    assert f"use it: --collectives {own}" in words.replace("\n", " ")
+    more = tmp_path / "8.txt"
+    more.write_text(nccl_text(2.0, 8))
+    assert "Slow for 8 nodes" in compare(more).output
+    assert "Normal for 8 nodes" in compare(more, "--collectives", str(own)).output
+    more.write_text(nccl_text(2.0, 16))
+    assert "no fit has more than 4 nodes" in compare(more, "--collectives", str(own)).output
+
+
+def test_own_sweeps_decide_in_a_recommendation(tmp_path):
+    """Sums of gradients are slower, and the answer says on what it rests."""
+    table, own = tmp_path / "points.csv", tmp_path / "own.yaml"
+    (tmp_path / "2.txt").write_text(nccl_text(4.0))
+    run(oracle, "read", tmp_path / "2.txt", "--output", table)
+    run(calibrate, table, "--fabric", "efa-3200", "--output", own)
+    hardware = ["--hardware", "h100-sxm", "--fabric", "efa-3200", "--geometry", "2x8"]
+    asked = [*["--network", "vgg16", "--dataset", "imagenet", "--batch-size", "64"], *hardware]
+    by_names = run(recommend, *asked, "--json")
+    by_own = run(recommend, *asked, "--json", "--collectives", own)
+    steps = [
+        next(c["step_s"] for c in json.loads(text)["candidates"] if c["strategy"] == "ddp")
+        for text in (by_names, by_own)
+    ]
+    assert steps[1] > 1.5 * steps[0]
+    assert "4 points of points.csv" in run(recommend, *asked, "--collectives", own)
+    layouts = ["--network", "llama-8b", "--batch-size", 64, *hardware]
+    words = run(recommend, *layouts, "--collectives", own).split()
+    assert "its latency by 4 points of points.csv" in " ".join(words)
+    with pytest.raises(ConfigError, match="--collectives goes with --hardware"):
+        run(recommend, "--network", "vgg16", "--collectives", own)
 
 
 def test_json_has_each_size(tmp_path):

@@ -10,14 +10,13 @@ from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.advice import advise
 from ddlbench.predict.candidate import Knowledge
-from ddlbench.predict.collective_times import Groups, seconds
+from ddlbench.predict.collective_times import Groups, Library, seconds
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.planned_cluster import (
     PlannedCluster,
     PlannedInputs,
     PlannedLinks,
     batch_ladder,
-    library,
     roofline_table,
     table_profile,
 )
@@ -25,12 +24,13 @@ from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import recommend
 
 H100, NDR = DeviceSheet.load("h100-sxm"), Fabric.load("infiniband-400")
-LINKS = PlannedLinks(System(H100, NDR, 64, 8))
+NCCL = Library.load("nccl")
+LINKS = PlannedLinks(System(H100, NDR, 64, 8), NCCL)
 
 
 def test_sums_are_those_of_the_collectives_module():
     groups = Groups.of_system(System(H100, NDR, 8, 8))
-    expected = seconds(groups, np.array([1e9]), library())[0]
+    expected = seconds(groups, np.array([1e9]), NCCL)[0]
     assert LINKS.all_reduce(8, 8, "nccl").time_s(1e9) == pytest.approx(expected)
     assert expected == pytest.approx(2 * 63 / 64 * 1e9 / (8 * 50e9), rel=0.2)
 
@@ -49,8 +49,8 @@ def test_a_gather_counts_the_part_of_one_rank():
 def test_hops():
     within, _ = LINKS.hop("p2p", (0, 0), (0, 5))
     between, _ = LINKS.hop("p2p", (0, 0), (1, 0))
-    assert within.bandwidth_bytes_per_s == pytest.approx(library().constant("ring_share") * 450e9)
-    network_share = library().constant("network_share")
+    assert within.bandwidth_bytes_per_s == pytest.approx(NCCL.constant("ring_share") * 450e9)
+    network_share = NCCL.constant("network_share")
     assert between.bandwidth_bytes_per_s == pytest.approx(network_share * 50e9)
 
 
@@ -132,7 +132,7 @@ def test_servers_of_a_node_share_its_cards():
     cluster = PlannedCluster.named("h100-sxm", "ethernet-100", [(2, 8), (16, 1)])
     known = Knowledge(cluster.site, PlannedInputs(cluster, batch_ladder(2048, [16])))
     gradients_bytes = sum(cost.parameter_bytes for cost in block_costs("alexnet", "imagenet"))
-    card_s = gradients_bytes / (library().constant("network_share") * 12.5e9)
+    card_s = gradients_bytes / (NCCL.constant("network_share") * 12.5e9)
     communication_s = {}
     for nodes, devices in ((2, 8), (16, 1)):
         options = {"parameter-server": {"servers": 8}}

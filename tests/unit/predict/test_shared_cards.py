@@ -10,6 +10,7 @@ import pytest
 
 from ddlbench.experiment.links import Links, NodeRate
 from ddlbench.planning.step import Group
+from ddlbench.predict.collective_times import Library
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.links import LinkTable
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedLinks
@@ -94,7 +95,7 @@ def test_a_step_waits_for_the_group_over_the_most_nodes(
 
 def test_groups_that_do_not_fill_nodes_gather_over_the_network() -> None:
     cluster = PlannedCluster.named("h100-sxm", "gigabit", [(3, 4)])
-    links = PlannedLinks(cluster.system)
+    links = PlannedLinks(cluster.system, cluster.library)
 
     def waits_s(group: int) -> float:
         plan = make.plan("hsdp", "3x4", 48, options={"group": group})
@@ -124,7 +125,7 @@ def test_servers_are_no_nearer_if_links_within_nodes_are_slower() -> None:
 
     def step_s(inside: float) -> float:
         device = replace(sheet, link=replace(sheet.link, bytes_per_s=inside))
-        links = PlannedLinks(System(device, fabric, 4, 3))
+        links = PlannedLinks(System(device, fabric, 4, 3), Library.load("nccl"))
         plan = make.plan("parameter-server", "4x3", 80, options={"servers": 2})
         return ask(predictor_of("ddlbench"), make.workload(device_kind="cuda"), links, plan).step_s
 
@@ -169,4 +170,4 @@ def test_sums_of_stages_take_turns_on_the_cards_that_they_share() -> None:
 )
 def test_data_sheets_tell_whose_cards_they_are(fabric: str, cards: int) -> None:
     cluster = PlannedCluster.named("h100-sxm", fabric, [(8, 8)])
-    assert PlannedLinks(cluster.system).cards(8) == cards
+    assert PlannedLinks(cluster.system, cluster.library).cards(8) == cards
