@@ -213,12 +213,18 @@ def corrected(points: Points, library: Library) -> tuple[Library, Fit]:
     most = int(points.groups.nodes.max())
     prior = replace(library, constants=constants, of_one_cluster=True, most_nodes=most)
     pull = weak_pull(_SOFT, len(points), len(constants))
-    own = _fit(points, prior, pull, few=True)
-    return prior.fitted_to(own), own
+    fitted = _fit(points, prior, pull, few=True)
+    return prior.fitted_to(fitted), fitted
 
 
 def held_out_s(
-    points: Points, fitted: Points, library: Library, kinds: Array, of: Array, *, own: bool = False
+    points: Points,
+    fitted: Points,
+    library: Library,
+    kinds: Array,
+    of: Array,
+    *,
+    correct: bool = False,
 ) -> Array:
     """Expected seconds of points, each kind by constants that were fitted without it.
 
@@ -228,7 +234,7 @@ def held_out_s(
         library: with priors.
         kinds: the kind of each point to predict, (n,).
         of: the kind of each point to fit, (m,).
-        own: other points of the same cluster correct the constants.
+        correct: other points of the same cluster correct the constants.
 
     Raises:
         ConfigError: all points are of one kind.
@@ -238,7 +244,7 @@ def held_out_s(
         held = points.take(those)
         general = refitted(fitted.take(others), library)
         held_s = held.expected_s(general)
-        if own:
+        if correct:
             for here, known in _own_points(held, fitted.take(others)):
                 held_s[here] = held.take(here).expected_s(corrected(known, general)[0])
         expected_s[those] = held_s
@@ -282,14 +288,14 @@ def _percentile(values: Array, weights: Array, share: float) -> float:
 
 
 def _own_intervals(
-    own: Points, known: Points, library: Library
+    points: Points, known: Points, library: Library
 ) -> Mapping[str, tuple[float, float]]:
     """Intervals of one cluster's sweeps, each held out; none from fewer than three sweeps."""
-    sweeps = own.sweeps
+    sweeps = points.sweeps
     if len(np.unique(sweeps)) < _OWN_SWEEPS:
         return {}
-    held_s = held_out_s(own, known, library, sweeps, known.sweeps, own=True)
-    return intervals_of(own.measured_s / held_s, own)
+    held_s = held_out_s(points, known, library, sweeps, known.sweeps, correct=True)
+    return intervals_of(points.measured_s / held_s, points)
 
 
 def calibrated(points: Points, library: Library, where: str) -> tuple[Library, Fit]:
@@ -374,9 +380,9 @@ def _nested(
         shared = intervals_of(others.measured_s / inner_s, others)
         held_s, within = held.expected_s(general), held.within(shared, general)
         own_s[those] = _by_own_points(held, general)
-        for here, own in _own_points(held, others) if hold_out == "gpus" else ():
-            there, constants = held.take(here), corrected(own, general)[0]
-            intervals = {**shared, **_own_intervals(own, others, library)}
+        for here, of_cluster in _own_points(held, others) if hold_out == "gpus" else ():
+            there, constants = held.take(here), corrected(of_cluster, general)[0]
+            intervals = {**shared, **_own_intervals(of_cluster, others, library)}
             held_s[here] = there.expected_s(constants)
             within[here] = there.within(intervals, constants)
         expected_s[those], inside[those] = held_s, within

@@ -57,39 +57,39 @@ def test_own_sweeps_say_what_is_normal_on_their_cluster(tmp_path):
     sweeps = [tmp_path / f"{nodes}.txt" for nodes in (2, 4)]
     for nodes, file in zip((2, 4), sweeps, strict=True):
         file.write_text(nccl_text(2.0, nodes))
-    table, own = tmp_path / "points.csv", tmp_path / "own.yaml"
+    table, ours = tmp_path / "points.csv", tmp_path / "own.yaml"
     run(oracle, "read", *sweeps, "--output", table)
-    words = run(calibrate, table, "--fabric", "efa-3200", "--output", own)
-    assert f"use it: --collectives {own}" in words.replace("\n", " ")
+    words = run(calibrate, table, "--fabric", "efa-3200", "--output", ours)
+    assert f"use it: --collectives {ours}" in words.replace("\n", " ")
     more = tmp_path / "8.txt"
     more.write_text(nccl_text(2.0, 8))
     assert "Slow for 8 nodes" in compare(more).output
-    assert "Normal for 8 nodes" in compare(more, "--collectives", str(own)).output
+    assert "Normal for 8 nodes" in compare(more, "--collectives", str(ours)).output
     more.write_text(nccl_text(2.0, 16))
-    assert "no fit has more than 4 nodes" in compare(more, "--collectives", str(own)).output
+    assert "no fit has more than 4 nodes" in compare(more, "--collectives", str(ours)).output
 
 
 def test_own_sweeps_decide_in_a_recommendation(tmp_path):
     """Sums of gradients are slower, and the answer says on what it rests."""
-    table, own = tmp_path / "points.csv", tmp_path / "own.yaml"
+    table, ours = tmp_path / "points.csv", tmp_path / "own.yaml"
     (tmp_path / "2.txt").write_text(nccl_text(4.0))
     run(oracle, "read", tmp_path / "2.txt", "--output", table)
-    run(calibrate, table, "--fabric", "efa-3200", "--output", own)
+    run(calibrate, table, "--fabric", "efa-3200", "--output", ours)
     hardware = ["--hardware", "h100-sxm", "--fabric", "efa-3200", "--geometry", "2x8"]
-    asked = [*["--network", "vgg16", "--dataset", "imagenet", "--batch-size", "64"], *hardware]
-    by_names = run(recommend, *asked, "--json")
-    by_own = run(recommend, *asked, "--json", "--collectives", own)
+    question = [*["--network", "vgg16", "--dataset", "imagenet", "--batch-size", "64"], *hardware]
+    by_names = run(recommend, *question, "--json")
+    by_own = run(recommend, *question, "--json", "--collectives", ours)
     steps = [
         next(c["step_s"] for c in json.loads(text)["candidates"] if c["strategy"] == "ddp")
         for text in (by_names, by_own)
     ]
     assert steps[1] > 1.5 * steps[0]
-    assert "4 points of points.csv" in run(recommend, *asked, "--collectives", own)
+    assert "4 points of points.csv" in run(recommend, *question, "--collectives", ours)
     layouts = ["--network", "llama-8b", "--batch-size", 64, *hardware]
-    words = run(recommend, *layouts, "--collectives", own).split()
+    words = run(recommend, *layouts, "--collectives", ours).split()
     assert "its latency by 4 points of points.csv" in " ".join(words)
     with pytest.raises(ConfigError, match="--collectives goes with --hardware"):
-        run(recommend, "--network", "vgg16", "--collectives", own)
+        run(recommend, "--network", "vgg16", "--collectives", ours)
 
 
 def test_json_has_each_size(tmp_path):

@@ -220,10 +220,12 @@ def test_two_own_points_tell_latency_and_rate(library, published):
     )
     made = read_points(table.assign(time_s=points.expected_s(planted)))
     two = made.take(np.isin(made.payload_bytes, (2**24, GIB)))
-    own, constants = corrected(two, library)
-    np.testing.assert_allclose(own.values()["switch_share"], planted.values()["switch_share"], 0.02)
+    there, constants = corrected(two, library)
+    np.testing.assert_allclose(
+        there.values()["switch_share"], planted.values()["switch_share"], 0.02
+    )
     errors = {name: np.abs(made.expected_s(of) / made.measured_s - 1).mean()
-              for name, of in (("before", library), ("corrected", own))}  # fmt: skip
+              for name, of in (("before", library), ("corrected", there))}  # fmt: skip
     assert errors["corrected"] < errors["before"] / 3
     low, high = constants.intervals["start_s"]
     assert low < planted.constant("start_s") < high
