@@ -205,8 +205,10 @@ def test_own_sweeps_tell_the_latency_of_a_fabric(shares, library):
 
 
 def test_a_sweep_of_one_node_leaves_the_latency_of_the_fabric(published, library):
-    one = read_points(published[(published["accelerator"] == "B200") & (published["nodes"] == 1)])
-    fitted, constants = calibrated(one, library, "one.csv")
+    points = read_points(
+        published[(published["accelerator"] == "B200") & (published["nodes"] == 1)]
+    )
+    fitted, constants = calibrated(points, library, "one.csv")
     assert not fitted.tells_latency
     assert "node_s" in constants.unknown and "ring_share" in constants.unknown  # the switch sums
     assert fitted.intervals == library.intervals  # one sweep does not tell how much sweeps differ
