@@ -25,6 +25,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.predict.collective_times import (
     COLLECTIVES,
     MEDIUM,
+    OPERATIONS,
     SIZE_CLASSES,
     Groups,
     Library,
@@ -60,9 +61,9 @@ class Points:
     """Measured collectives of several sweeps.
 
     Args:
-        rows: the table, checked; ``sweep`` names accelerator and nodes, ``chip`` is the
-            accelerator's, whatever the table calls it, and ``cluster`` names chip, network cards
-            and source.
+        rows: the table, checked; ``operation`` is the collective, ``sweep`` names accelerator and
+            nodes, ``chip`` is the accelerator's, whatever the table calls it, and ``cluster`` names
+            chip, network cards and source.
         groups: of each.
     """
 
@@ -95,7 +96,13 @@ class Points:
         groups = self.groups
         if library.tells_latency:
             groups = replace(groups, node_s=np.full(len(self), np.nan))
-        return seconds(groups, self.payload_bytes, library)
+        expected_s = np.empty(len(self))
+        for operation in OPERATIONS:
+            of = self.rows["operation"].to_numpy() == operation
+            if of.any():
+                payload = self.payload_bytes[of]
+                expected_s[of] = seconds(groups.take(of), payload, library, operation)
+        return expected_s
 
     def within(self, intervals: Mapping[str, tuple[float, float]], library: Library) -> Array:
         """Whether measured over expected times are in the interval of their size, (n,) of bool."""
@@ -111,12 +118,13 @@ def read_points(
     fabric: Fabric | None = None,
     device: DeviceSheet | None = None,
 ) -> Points:
-    """Check a table of all-reduces.
+    """Check a table of collectives.
 
     Args:
-        table: a row a point: collective, accelerator, nodes, ranks, payload_bytes (whole buffer),
-            time_s; nvlink_gb_per_s_one_way (the data sheet's if empty), nic_gb_per_s_a_node (if
-            there are several nodes).
+        table: a row a point: collective (all-reduce, all-gather, reduce-scatter or broadcast),
+            accelerator, nodes, ranks, payload_bytes (whole buffer), time_s;
+            nvlink_gb_per_s_one_way (the data sheet's if empty), nic_gb_per_s_a_node (if there are
+            several nodes).
         where: its name.
         fabric: whose latency and rate stand for those of the table; it links one cluster then.
         device: whose link stands for those of the table.
@@ -128,8 +136,10 @@ def read_points(
     if table.empty:
         raise ConfigError(f"{where} has no row; write at least one point")
     table = table.reset_index(drop=True).copy()
-    names = table["collective"].astype(str).str.replace("-", "_")
-    refuse(names != "all_reduce", table["collective"], where, "{!r} is no all-reduce; leave it out")
+    table["operation"] = table["collective"].astype(str).str.replace("-", "_")
+    unlike = ~table["operation"].isin(OPERATIONS)
+    known = ", ".join(OPERATIONS)
+    refuse(unlike, table["collective"], where, f"no time is expected of {{!r}}; known are {known}")
     for name in ("nodes", "ranks", "payload_bytes", "time_s"):
         table[name] = numbers_of(table[name], where, "a number above 0", lambda n: n > 0)
     refuse(table["ranks"] < 2, table["ranks"], where, "ranks is {!r}; write 2 or more")
@@ -326,7 +336,7 @@ def calibrated(points: Points, library: Library, where: str) -> tuple[Library, F
 
 
 def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
-    """Score a table of all-reduces, as :mod:`ddlbench.predict.run_tables` says.
+    """Score a table of collectives, as :mod:`ddlbench.predict.run_tables` says.
 
     ``model`` holds out each sweep (accelerator and nodes), ``gpus`` each number of nodes, while
     other numbers of the same cluster correct the constants, ``device`` each accelerator,
@@ -358,7 +368,7 @@ def _with_shipped(given: Points) -> Points:
     """The shipped points and those of a table, each once."""
     known = read_points(pd.read_csv(PUBLISHED))
     rows = pd.concat([known.rows, given.rows], ignore_index=True)
-    keys = ["chip", "nodes", "ranks", "payload_bytes", "time_s"]
+    keys = ["operation", "chip", "nodes", "ranks", "payload_bytes", "time_s"]
     groups = Groups.joined([known.groups, given.groups])
     return Points(rows, groups).take(~rows.duplicated(keys).to_numpy())
 
@@ -392,7 +402,8 @@ def _nested(
 def _by_own_points(held: Points, library: Library) -> Array:
     """Seconds of each group's other sizes if 16 MB and 1 GB were measured; nan for these two."""
     expected_s = np.full(len(held), np.nan)
-    columns = [name for name in ("sweep", "ranks", _CARDS, "source") if name in held.rows]
+    keys = ("operation", "sweep", "ranks", _CARDS, "source")
+    columns = [name for name in keys if name in held.rows]
     numbers = held.rows.groupby(columns, dropna=False).ngroup().to_numpy()
     for number in np.unique(numbers):
         at = numbers == number

@@ -204,6 +204,18 @@ def test_own_sweeps_tell_the_latency_of_a_fabric(shares, library):
     assert "shares.csv" in fitted.intervals[LONG].source
 
 
+def test_gathers_tell_as_sums_do(shares, library):
+    """What FSDP sends: a ring passes once, so that the latency is half that of a sum."""
+    gathers = [shares.assign(collective=name) for name in ("all-gather", "reduce_scatter")]
+    points = read_points(pd.concat(gathers, ignore_index=True))
+    planted = replace(library.with_constants({"node_s": 6e-4}), of_one_cluster=True)
+    made = replace(points, rows=points.rows.assign(time_s=points.expected_s(planted)))
+    fitted, _ = corrected(made, library)
+    assert fitted.constant("node_s") == pytest.approx(6e-4, rel=0.1)
+    sums = read_points(shares)
+    assert (points.expected_s(planted)[: len(sums)] < sums.expected_s(planted)).all()
+
+
 def test_a_sweep_of_one_node_leaves_the_latency_of_the_fabric(published, library):
     points = read_points(
         published[(published["accelerator"] == "B200") & (published["nodes"] == 1)]
@@ -242,7 +254,7 @@ def test_one_sweep_of_a_subset_can_be_scored(published):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"collective": "all-to-all"}, "is no all-reduce"),
+        ({"collective": "all-to-all"}, "no time is expected of"),
         ({"time_s": -1}, "time_s is -1"),
         ({"ranks": 1}, "write 2 or more"),
         ({"accelerator": "X", "nvlink_gb_per_s_one_way": None}, "in no data sheet"),
