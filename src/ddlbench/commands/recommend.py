@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ddlbench.commands.options import DEVICE_MEMORY, cell_options
 from ddlbench.commands.questions import (
@@ -64,6 +65,20 @@ if TYPE_CHECKING:
     from ddlbench.predict.candidate import Knowledge
     from ddlbench.predict.question import Question
     from ddlbench.predict.ranking import Candidate, Ranking
+
+
+_SITE, _NETWORK, _SHAPE = (
+    "a measured site", "a network on --hardware", "a transformer's shape on --hardware",
+)  # fmt: skip
+_GOES_WITH: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("site_name", "threads", "measure"), (_SITE,)),
+    **dict.fromkeys(("recommender", "allow_stale", "why"), (_SITE, _NETWORK)),
+    **dict.fromkeys(("device_memory_bytes", "options"), (_SITE, _NETWORK)),
+    "profile": (_NETWORK,),
+    "collectives": (_NETWORK, _SHAPE),
+    **dict.fromkeys(("software", "sequence_length", "context_parallel"), (_SHAPE,)),
+}
+"""What an option has an effect on; the others have it on every question."""
 
 
 @click.command(
@@ -141,41 +156,24 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
-    of_shapes = {
-        "software": software,
-        "sequence-length": options["sequence_length"],
-        "context-parallel": options["context_parallel"],
-    }
-    of_hardware = {"profile": profile, "collectives": options["collectives"], **of_shapes}
     if hardware is None:
-        if given := next((name for name, value in of_hardware.items() if value), None):
-            raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
+        _refuse_options_beside(_SITE)
         questions = questions_of(options)
-    elif measure is not None:
-        raise ConfigError("--measure needs a site, --hardware is none; leave one out")
     else:
         from ddlbench.commands import recommend_planned as planned  # noqa: PLC0415 - slow to import
 
         options, experiment = planned.with_experiment(options)
-        network = options["network"]
-        dataset = options["dataset"]
+        network, dataset = options["network"], options["dataset"]
         if network and planned.is_decoder(network, dataset, by_software=bool(software)):
-            of_networks = {
-                "profile": profile,
-                "allow_stale": allow_stale,
-                "device_memory_bytes": device_memory_bytes,
-                "recommender": recommender != DEFAULT_RECOMMENDER,
-                "why": why,
-            }
             from ddlbench.commands.recommend_layouts import (  # noqa: PLC0415 - slow to import
                 layout_answers,
             )
 
-            values, lines = layout_answers({**options, **of_networks}, hardware, software)
+            _refuse_options_beside(_SHAPE)
+            values, lines = layout_answers(options, hardware, software)
             show(values, lines, as_json=as_json)
             return
-        if given := next((name for name, value in of_shapes.items() if value), None):
-            raise ConfigError(f"--{given} is of a transformer's shape; leave it out")
+        _refuse_options_beside(_NETWORK)
         questions = planned.planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,
@@ -188,6 +186,21 @@ def recommend(
         _compare_sizes(questions, fixed, as_json=as_json)
         return
     _answer(questions, fixed, measure, budget_device_hours, as_json=as_json, why=why)
+
+
+def _refuse_options_beside(subject: str) -> None:
+    """Raise ConfigError for an option that has no effect on a question about this subject."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        subjects = _GOES_WITH.get(name, (subject,))
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and subject not in subjects:
+            cure = "leave it out, or write --hardware, too" if subject == _SITE else "leave it out"
+            raise ConfigError(
+                f"{parameter.opts[0]} goes with {' or '.join(subjects)}, and this question is "
+                f"about {subject}; {cure}"
+            )
 
 
 def _answer(

@@ -38,14 +38,6 @@ from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_L
 if TYPE_CHECKING:
     import pandas as pd
 
-_OF_NETWORKS = {
-    "profile": "--profile",
-    "allow_stale": "--allow-stale",
-    "device_memory_bytes": "--device-memory-bytes",
-    "options": "--option",
-    "recommender": "--recommender",
-    "why": "--why",
-}
 _SHAPES_PRECISION = "bf16"  # of steps that software of transformers was fitted to
 _DEFAULT_SOFTWARE = "nanotron"
 _FEW = 8
@@ -101,7 +93,7 @@ def layout_answers(
     Raises:
         ConfigError: something is missing, unknown, or of sites only.
     """
-    _refuse_options_of_networks(values)
+    _check_precision(values)
     check_given(values, ("network",))
     name, shape = _named_shape(values)
     enter_project()
@@ -127,13 +119,10 @@ def layout_answers(
     return entries[0], _one_lines(question, geometry, rows)
 
 
-def _refuse_options_of_networks(values: dict[str, Any]) -> None:
+def _check_precision(values: dict[str, Any]) -> None:
     if values.get("precision") not in (None, *get_args(Precision)):
         known = ", ".join(get_args(Precision))
         raise ConfigError(f"--precision {values['precision']}: write one of {known}")
-    for name, option in _OF_NETWORKS.items():
-        if values.get(name):
-            raise ConfigError(f"{option} has no effect on a transformer's shape; leave it out")
 
 
 def _named_shape(values: dict[str, Any]) -> tuple[str, Shape]:

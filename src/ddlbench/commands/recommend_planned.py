@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.commands.options import matrix_at
 from ddlbench.commands.questions import Questions, check_given, completed, geometries, question_of
-from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import paragraph
 from ddlbench.experiment.cell import parse_geometry
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ddlbench.predict.question import Question
 
 _ANY_SITE, _FABRIC = "local", "default"
-_OF_SITES = {"site_name": "--site", "threads": "--threads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +106,8 @@ def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment 
     Its site and fabric are not read.
 
     Raises:
-        ConfigError: an option is of sites only, or the file is wrong.
+        ConfigError: the file is wrong.
     """
-    for name, option in _OF_SITES.items():
-        if values.get(name) is not None:
-            raise ConfigError(f"{option} is of measured sites, --hardware of none; leave one out")
     file = values["configfile"]
     if file is None:
         return values, None

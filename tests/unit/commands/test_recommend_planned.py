@@ -91,8 +91,8 @@ def test_nothing_fits():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--geometry", "1x8", "--site", "local"], "--site is of measured sites"),
-        (["--geometry", "1x8", "--measure", "2"], "--measure needs a site"),
+        (["--geometry", "1x8", "--site", "local"], "--site goes with a measured site"),
+        (["--geometry", "1x8", "--measure", "2"], "--measure goes with a measured site"),
         (["--geometry", "8x8"], "--fabric does not say"),
     ],
 )
@@ -117,7 +117,7 @@ def test_an_unknown_shape_names_the_nearest():
 @pytest.mark.parametrize("option", ["--profile", "--software"])
 def test_options_of_hardware_need_it(option):
     actual = ask(option, "pipedream", *RESNET, "--geometry", "1x8")
-    assert "goes with --hardware" in str(actual.exception)
+    assert "on --hardware" in str(actual.exception)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_network_that_cannot_be_built_is_refused_at_once():
 )
 def test_options_of_shapes(option):
     error = ask(*NDR, *RESNET, "--geometry", "1x8", *option).exception
-    assert f"{option[0]} is of a transformer's shape" in str(error)
+    assert f"{option[0]} goes with a transformer's shape" in str(error)
 
 
 def test_a_dataset_of_images_is_not_ignored():
