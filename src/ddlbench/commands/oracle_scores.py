@@ -13,16 +13,15 @@ from typing import Any, cast
 
 import click
 
-from ddlbench.commands.links import text_of
+from ddlbench.commands.measured_links import MeasuredLinks, is_links_file, measured_links, text_of
 from ddlbench.commands.options import JSON
 from ddlbench.commands.oracle_display import accuracy_lines
 from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import MS, counted, duration_text, few
-from ddlbench.common.screen import examples, paragraph, show, table
+from ddlbench.common.screen import WholeNumber, examples, paragraph, show, table
 from ddlbench.common.statistics import grouped
 from ddlbench.interconnect.link_tests import format_of
-from ddlbench.interconnect.nccl_tests import NcclTest
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.roofline_score import (
     RUN_COLUMNS,
@@ -397,15 +396,20 @@ _POINT_COLUMNS = (
 )
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Table to write.")
-def read_command(files: Sequence[Path], output: Path) -> None:
-    """Read logs of MLPerf, torchtitan or Megatron, or output of nccl-tests, into one CSV table.
+@click.option("--nodes", type=WholeNumber(1), help="Of collectives whose text does not tell.")
+@click.option("--devices-per-node", type=WholeNumber(1), help="The same.  [default: 8]")
+def read_command(
+    *, files: Sequence[Path], output: Path, nodes: int | None, devices_per_node: int | None
+) -> None:
+    """Read logs of MLPerf, torchtitan or Megatron, or times of collectives, into one CSV table.
 
     The format is recognised by content. Steps are medians after warm-up. A system description of
-    MLPerf (systems/NAME.json) fills in the accelerators of its logs. Points of nccl-tests are a
-    table of their own. `ddlbench oracle score` reads the tables; docs/oracle.md lists the columns.
+    MLPerf (systems/NAME.json) fills in the accelerators of its logs. Collectives (nccl-tests,
+    osu_xccl_allreduce, links.json) are a table of their own. `ddlbench oracle score` and
+    `ddlbench calibrate` read the tables; docs/oracle.md lists the columns.
     """
     runs: list[LoggedRun] = []
-    tests: list[tuple[Path, NcclTest]] = []
+    others: dict[Path, str] = {}
     systems: dict[str, Mapping[str, object]] = {}
     for file in files:
         text = _text(file)
@@ -414,12 +418,15 @@ def read_command(files: Sequence[Path], output: Path) -> None:
         elif (log := _log_of(text)) is not None:
             runs.append(_READERS[log][1](text, str(file)))
         else:
-            tests.append((file, _nccl_test(text, file)))
-    if runs and tests:
+            others[file] = text
+    if runs and any(map(format_of, others.values())):
         raise ConfigError(
-            f"{tests[0][0]} has points of nccl-tests, {runs[0].source} a training; read them into "
+            f"{next(iter(others))} has times of links, {runs[0].source} a training; read them into "
             "two tables"
         )
+    tests = [
+        (file, _collectives(text, file, nodes, devices_per_node)) for file, text in others.items()
+    ]
     for name, system in systems.items():
         runs = [mlperf.with_system(run, name, system) for run in runs]
     if systems:
@@ -463,19 +470,21 @@ def _log_of(text: str) -> str | None:
     return best if counts[best] else None
 
 
-def _nccl_test(text: str, file: Path) -> NcclTest:
-    form = format_of(text)
-    if form is None:
+def _collectives(
+    text: str, file: Path, nodes: int | None, devices_per_node: int | None
+) -> MeasuredLinks:
+    if format_of(text) is None and not is_links_file(text, file):
         raise ConfigError(
-            f"{file}: no line of a known log in it; known are {', '.join(_READERS)} and nccl-tests"
+            f"{file}: no line of a known log in it; known are {', '.join(_READERS)}, links.json "
+            "and outputs of link tests"
         )
-    reading = form.read(text, str(file), None)
-    if not isinstance(reading, NcclTest):
+    holds = measured_links(text, file, None, nodes, devices_per_node)
+    if not holds.sweeps:
         raise ConfigError(
-            f"{file} is of a link test whose output names no ranks of a collective; give that of "
-            "nccl-tests (`ddlbench links read` reads this one)"
+            f"{file} has no sweep of a collective of NCCL; give a test of one (`ddlbench links "
+            "read` reads this file)"
         )
-    return reading
+    return holds
 
 
 def _tells_something(run: LoggedRun) -> bool:
@@ -484,29 +493,26 @@ def _tells_something(run: LoggedRun) -> bool:
     return run.status == OUT_OF_MEMORY or any(value is not None for value in values)
 
 
-def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
+def _points_text(tests: Sequence[tuple[Path, MeasuredLinks]]) -> str:
     rows: list[Sequence[object]] = [_POINT_COLUMNS]
     for file, test in tests:
-        if not test.ranks:
-            raise ConfigError(f"{file}: it does not list its ranks; capture all that it prints")
-        head = (
-            test.operation.replace("_", "-"),
-            test.devices[0] if test.devices else "",
-            len(test.hosts),
-            test.ranks,
-        )
-        for point in test.points:
-            rows.append([*head, point.payload_bytes, f"{point.time_s:.6g}", file])
+        device = test.names[0] if test.names else ""
+        for sweep in test.sweeps:
+            ranks = sweep.nodes * sweep.devices_per_node
+            head = (sweep.operation.replace("_", "-"), device, sweep.nodes, ranks)
+            points = zip(sweep.payload_bytes, sweep.time_s, strict=True)
+            rows += [[*head, size, f"{time_s:.6g}", file] for size, time_s in points]
     return csv_text(rows)
 
 
-def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, NcclTest]]) -> list[str]:
+def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, MeasuredLinks]]) -> list[str]:
     """The table of what was read, and the notes below it, each with its files."""
     rows = [(Path(run.source).name, run.log, run.status, duration_text(run.step_s)) for run in runs]
     rows += [
-        (file.name, f"nccl-tests, {test.operation}", counted(test.ranks, "rank"),
-         counted(len(test.points), "size"))
+        (file.name, f"{sweep.name}, {sweep.operation}",
+         f"{sweep.nodes}x{sweep.devices_per_node}", counted(len(sweep.time_s), "size"))
         for file, test in tests
+        for sweep in test.sweeps
     ]  # fmt: skip
     silent = "no step has a time above 0"
     notes = [(run.note or ("" if run.step_s else silent), Path(run.source).name) for run in runs]

@@ -147,6 +147,7 @@ def read_points(
         given = table[name] if name in table else pd.Series(np.nan, table.index, name=name)
         rates = numbers_of(given, where, "a number above 0", lambda n: n > 0, may_lack=True)
         table[name] = rates * 1e9
+    table["accelerator"] = table["accelerator"].fillna("")
     named = set(table["accelerator"])
     sheets = {name: device or DeviceSheet.called(str(name)) for name in named}
     of = [sheets[name] for name in table["accelerator"]]
@@ -156,14 +157,20 @@ def read_points(
         pd.Series([sheet.link.bytes_per_s if sheet else np.nan for sheet in of])
     )
     unknown = link.isna()
-    refuse(unknown, table["accelerator"], where, f"{{!r}} is in no data sheet; fill {_LINK}")
+    refuse(
+        unknown,
+        table["accelerator"],
+        where,
+        f"{{!r}} is in no data sheet; fill {_LINK}, or give --hardware",
+    )
     devices = table["ranks"] / table["nodes"]
     cards = table[_CARDS]
     if fabric:
         cards = pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices])
     lacking = (table["nodes"] > 1) & cards.isna()
     refuse(lacking, table["nodes"], where, f"{{!r}} nodes need a network; fill {_CARDS}")
-    table["chip"] = table["accelerator"].map({name: chip_of(str(name)) for name in named})
+    chips = {name: chip_of(device.description if device else str(name)) for name in named}
+    table["chip"] = table["accelerator"].map(chips)
     table["sweep"] = [
         f"{name}, {nodes:g} node{'s' if nodes > 1 else ''}"
         for name, nodes in zip(table["accelerator"], table["nodes"], strict=True)

@@ -169,6 +169,13 @@ def test_our_own_links(tmp_path):
     assert [entry["nodes"] for entry in both["sweeps"]] == [2, 1]
     with pytest.raises(ConfigError, match="no sweep of NCCL of 4 nodes"):
         compare(file, "--nodes", "4")
+    table, ours = tmp_path / "points.csv", tmp_path / "ours.yaml"
+    run(oracle, "read", file, "--output", table)
+    assert len(table.read_text().splitlines()) == 1 + 2 * len(P5)  # what NCCL swept
+    with pytest.raises(ConfigError, match="in no data sheet.*or give --hardware"):
+        run(calibrate, table, "--fabric", "efa-3200")
+    sheets = ("--hardware", "h100-sxm", "--fabric", "efa-3200")
+    assert str(ours) in run(calibrate, table, *sheets, "--output", ours)
 
 
 def test_copies_of_p2p_bandwidth_latency_test(tmp_path):

@@ -181,7 +181,9 @@ def test_the_commands_read_it_like_the_text(tmp_path):
 def test_a_link_test_without_ranks_makes_no_table(tmp_path):
     file = tmp_path / "osu.txt"
     file.write_text("# OSU MPI Latency Test v7.5\n# Size       Avg Latency(us)\n1   2.00\n")
-    with pytest.raises(ConfigError, match="names no ranks of a collective.*`ddlbench links read`"):
+    with pytest.raises(
+        ConfigError, match="expected times are those of NCCL.*`ddlbench links read`"
+    ):
         run(oracle, "read", file, "--output", tmp_path / "points.csv")
 
 
