@@ -168,7 +168,12 @@ def read_points(
     if fabric:
         cards = pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices])
     lacking = (table["nodes"] > 1) & cards.isna()
-    refuse(lacking, table["nodes"], where, f"{{!r}} nodes need a network; fill {_CARDS}")
+    refuse(
+        lacking,
+        table["nodes"],
+        where,
+        f"{{!r}} nodes need a network; fill {_CARDS}, or give --fabric",
+    )
     chips = {name: chip_of(device.description if device else str(name)) for name in named}
     table["chip"] = table["accelerator"].map(chips)
     table["sweep"] = [
