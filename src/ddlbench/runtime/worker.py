@@ -1,66 +1,49 @@
 """Entry of every process of a cell, which its guard starts or forks.
 
 It reports success or failure in rank<k>.json. SIGUSR1 makes it dump its stacks.
-
-A network is compiled before warm-up, if the cell says so::
-
-    prepare | step, compiles | step | step | state as before | warm-up | measured
-            |<-------- three trial steps -------->|
-    compile_s = seconds of the trial steps - 3 * those of the last
-
-The caches of torch.compile are empty: they lie in the folder of the run, which the ranks share. So
-every run compiles anew, and ``compile_s`` is that of a first start. What the trial steps trained is
-undone, as a checkpoint undoes a rehearsal.
 """
 
 from __future__ import annotations
 
 import atexit
-import copy
 import faulthandler
-import importlib.util
 import os
-import shutil
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-import torch
 from torch import nn
 
-from ddlbench.common.errors import first_line
 from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_held
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.site import Accelerator
-from ddlbench.experiment.status import Reason, Status
 from ddlbench.networks import build
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import too_few_steps
 from ddlbench.runtime.addresses import address_of, use_interface
-from ddlbench.runtime.checkpoint.rank import (
-    RefusedCheckpoint,
-    open_checkpoints,
-    random_state,
-    set_random_state,
-)
+from ddlbench.runtime.checkpoint.rank import Checkpointer, RefusedCheckpoint, open_checkpoints
+from ddlbench.runtime.compilation import compile_ahead, compiled_graphs, ready_to_compile
 from ddlbench.runtime.energy import EnergyMeter, measured_by_rank
 from ddlbench.runtime.environment import (
     rank_provenance,
     remove_socket_folder,
     use_short_socket_folder,
 )
-from ddlbench.runtime.initial_state import check_settings, initial_state, replayed_losses
+from ddlbench.runtime.initial_state import (
+    InitialState,
+    check_settings,
+    initial_state,
+    replayed_losses,
+)
 from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
 from ddlbench.runtime.launch import SECRET, gpu_models, own_cores, own_devices, own_process
 from ddlbench.runtime.loop import Extent, Measurement, measure
@@ -95,8 +78,6 @@ from ddlbench.strategies.executor import Context, Executor, Unsupported, executo
 from ddlbench.strategies.training import apply_torch_settings, with_precision
 
 _BEGAN_S = psutil.Process().create_time()  # of the process that imported this for its forks
-TRIAL_STEPS = 3
-_COMPILERS = ("gcc", "clang", "cc")  # that Triton looks for
 
 
 def main(job_path: str) -> NoReturn:
@@ -148,6 +129,46 @@ def _end_children() -> None:
 _OF_PROCESS = ("rank", "role", "node", "local_rank", "stage", "replica", "shard")
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """What a rank trains.
+
+    Args:
+        initial: weights and settings as they were before.
+        network: with the precision of the cell.
+        executor: has prepared.
+        context: of the executor.
+        reporter: tells the watchdog how far the rank is.
+        extent: the cell's steps.
+        dataset_samples: of the training split.
+        checkpoints: None if none are written.
+        validation: None if there is none.
+        offsets: of all ranks' clocks.
+        before_s: speed of the node before.
+        prepare_s: since the process began.
+        compiled: None if nothing is.
+    """
+
+    initial: InitialState
+    network: nn.Module
+    executor: Executor
+    context: Context
+    reporter: Reporter
+    extent: Extent
+    dataset_samples: int
+    checkpoints: Checkpointer | None
+    validation: Validator | None
+    offsets: list[ClockOffset]
+    before_s: tuple[float, ...]
+    prepare_s: float
+    compiled: CompileCost | None
+
+    @property
+    def last(self) -> int:
+        """Index of the last mini-batch."""
+        return self.extent.total_steps - 1
+
+
 class _Rank:
     """A rank of a cell, from its first message to its last."""
 
@@ -164,7 +185,33 @@ class _Rank:
             self.store = join_store(host, port, self.rank, self.world_size, patience_s)
 
     def run(self) -> RankReport:
-        """Train, and measure it."""
+        """Train, and measure it.
+
+        ::
+
+            probe | prepare | compile | warm-up || measured || count || a step more || probe | leave
+
+            ||  all ranks wait for each other: one that goes on would disturb what is measured
+        """
+        prepared = self._prepared()
+        report = self._measured(prepared)
+        # The measurement is complete: a failure below costs a picture, but not the result.
+        write_rank_report(report_file(self.job.run_dir, self.rank), report)
+        self._wait_for_all("written")
+        report = self._with_spans(report, prepared)
+        self._wait_for_all("reported")
+        prepared.executor.close()
+        after_s = self._probe("after")
+        report = replace(
+            report,
+            probe_s=report.probe_s + after_s,
+            **measured_by_rank(self.cell, self.process, self.devices),
+        )
+        leave(self.store, self.rank, self.world_size)
+        return replace(report, replayed_loss=self._replayed(prepared))
+
+    def _prepared(self) -> _Prepared:
+        """Build what trains, and compile it."""
         job, cell, devices = self.job, self.cell, self.devices
         initial = initial_state(job.plan, self.store, self.rank, job.device_kind)
         network = with_precision(initial.network, cell.precision, job.device_kind)
@@ -193,12 +240,31 @@ class _Rank:
         executor.prepare(job.plan, self.process, network, stream, context)
         offsets = clock_offsets(self.store, self.rank, self.world_size)
         prepare_s = time.time() - _BEGAN_S
-        compiled = compile_ahead(executor, context, cell, sign=self.rank == 0)
+        return _Prepared(
+            initial,
+            network,
+            executor,
+            context,
+            reporter,
+            extent,
+            dataset_samples,
+            checkpoints,
+            validation,
+            offsets,
+            before_s,
+            prepare_s,
+            compile_ahead(executor, context, cell, sign=self.rank == 0),
+        )
+
+    def _measured(self, prepared: _Prepared) -> RankReport:
+        """Train the warm-up and the measured steps, and count what they took."""
+        job, devices, executor = self.job, self.devices, prepared.executor
+        extent, reporter, checkpoints = prepared.extent, prepared.reporter, prepared.checkpoints
         peaks_before: list[int] = []
 
         def end_warmup() -> None:
             reporter.phase_done(extent.warmup_steps)
-            check_settings(initial.settings)
+            check_settings(prepared.initial.settings)
             peaks_before.extend(restart_peaks(devices))
             if checkpoints is not None and self.rank == 0:
                 checkpoints.follow(reporter, extent)
@@ -215,58 +281,52 @@ class _Rank:
             executor,
             extent,
             devices,
-            cell.threads_per_device,
+            self.cell.threads_per_device,
             end_warmup,
             checkpoints=checkpoints,
-            validation=validation,
+            validation=prepared.validation,
             traffic=traffic,
             energy=energy,
             times=times,
             segment_done=reporter.phase_done,
         )
-        check_settings(initial.settings)
+        check_settings(prepared.initial.settings)
         self._wait_for_all("counted")  # before that, no rank sends bytes that do not count
         if self.rank == 0:
             reporter.phase("done")
-        context.progress = lambda _done: None
-        last = extent.total_steps - 1
-        report = RankReport(
+        prepared.context.progress = lambda _done: None
+        memory = self._memory(prepared, peaks_before)
+        return RankReport(
             **self._place(),
-            prepare_s=prepare_s,
-            parameter_bytes=_parameter_bytes(network),
-            memory=self._memory(executor, last, peaks_before, validation),
-            peak_rss_bytes=peak_rss_bytes(),
-            dataset_samples=dataset_samples,
-            samples=self._samples(extent),
-            steps_per_epoch=extent.steps_per_epoch,
-            checkpoints=None if checkpoints is None else checkpoints.report(),
-            compilation=None if compiled is None else compiled.until_now(compiled_graphs()),
+            **self._of_training(prepared),
+            **_times(measured),
+            memory=memory,
             scores=measured.scores,
-            clock_offset_s=offsets[self.rank].offset_s,
             traffic=None if traffic is None else traffic.report(),
-            plan_details=executor.details(),
-            partition_spans=_partition_spans(executor, last),
-            probe_s=before_s,
             energy_missing=tuple(energy.missing),
             measured_at=tuple(times.stretches),
             measured_from_s=times.from_s,
-            **initial.report(),
-            **_times(measured),
         )
-        # The measurement is complete: a failure below costs a picture, but not the result.
-        write_rank_report(report_file(job.run_dir, self.rank), report)
-        self._wait_for_all("written")
-        report = self._with_spans(report, executor, last, offsets)
-        self._wait_for_all("reported")
-        executor.close()
-        after_s = self._probe("after")
-        report = replace(
-            report,
-            probe_s=report.probe_s + after_s,
-            **measured_by_rank(cell, self.process, devices),
-        )
-        leave(self.store, self.rank, self.world_size)
-        return replace(report, replayed_loss=self._replayed(extent, reporter))
+
+    def _of_training(self, prepared: _Prepared) -> dict[str, Any]:
+        """Fields of the report: what was trained, and what preparing it took."""
+        checkpoints, compiled = prepared.checkpoints, prepared.compiled
+        executor, extent = prepared.executor, prepared.extent
+        return {
+            **prepared.initial.report(),
+            "prepare_s": prepared.prepare_s,
+            "parameter_bytes": _parameter_bytes(prepared.network),
+            "peak_rss_bytes": peak_rss_bytes(),
+            "dataset_samples": prepared.dataset_samples,
+            "samples": self._samples(extent),
+            "steps_per_epoch": extent.steps_per_epoch,
+            "checkpoints": None if checkpoints is None else checkpoints.report(),
+            "compilation": None if compiled is None else compiled.until_now(compiled_graphs()),
+            "clock_offset_s": prepared.offsets[self.rank].offset_s,
+            "plan_details": executor.details(),
+            "partition_spans": _partition_spans(executor, prepared.last),
+            "probe_s": prepared.before_s,
+        }
 
     def _wait_for_all(self, moment: str) -> None:
         barrier(self.store, moment, self.world_size)
@@ -285,14 +345,12 @@ class _Rank:
             "provenance": provenance,
         }
 
-    def _memory(
-        self, executor: Executor, last: int, before: list[int], validation: Validator | None
-    ) -> tuple[DeviceMemory, ...]:
+    def _memory(self, prepared: _Prepared, before: list[int]) -> tuple[DeviceMemory, ...]:
         """Peaks of the devices; on CPUs none where compiled kernels hide theirs."""
         peak = None
         if self.job.device_kind == "cpu" and not self.cell.compile:
-            peak = cpu_peak_bytes(executor, last)
-        measured = () if validation is None else validation.peaks
+            peak = cpu_peak_bytes(prepared.executor, prepared.last)
+        measured = () if prepared.validation is None else prepared.validation.peaks
         entries = device_memory(self.devices, peak, before, measured)
         return tuple(map(DeviceMemory.from_dict, entries))
 
@@ -376,25 +434,23 @@ class _Rank:
         loaded = sum(len(range(self._first_turn, len(part), process.turns)) for part in parts)
         return loaded * (self.cell.batch_size // process.num_shards)
 
-    def _with_spans(
-        self, report: RankReport, executor: Executor, last: int, offsets: list[ClockOffset]
-    ) -> RankReport:
+    def _with_spans(self, report: RankReport, prepared: _Prepared) -> RankReport:
         """The report with spans and clock offsets; one more, untimed step if it has no spans."""
         if self.rank == 0:
             Reporter.phase("recorded")  # a sign of life for the watchdog
         if not report.spans:
-            report = replace(report, spans=tuple(executor.record_step(last)))
+            report = replace(report, spans=tuple(prepared.executor.record_step(prepared.last)))
         if not report.spans:
             return report
-        clock = {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}
+        clock = {"reference_rank": 0, "ranks": [asdict(offset) for offset in prepared.offsets]}
         return replace(report, plan_details={**report.plan_details, "clock": clock})
 
-    def _replayed(self, extent: Extent, reporter: Reporter) -> tuple[float | None, ...]:
+    def _replayed(self, prepared: _Prepared) -> tuple[float | None, ...]:
         """First losses of rank 0's replay; none of a run that may have resumed."""
         if self.rank != 0 or self.job.checkpoints is not None:
             return ()
-        device = self.devices[0]
-        losses = replayed_losses(self.job, extent, self._network, device, reporter.alive)
+        extent, alive = prepared.extent, prepared.reporter.alive
+        losses = replayed_losses(self.job, extent, self._network, self.devices[0], alive)
         return tuple(as_written(losses))
 
 
@@ -431,100 +487,3 @@ def _times(measurement: Measurement) -> dict[str, Any]:
         "measured_s": measurement.utilisation.wall_s,
         "energy_j": measurement.utilisation.energy_j,
     }
-
-
-def ready_to_compile(device_kind: str, run_dir: Path) -> None:
-    """Have torch.compile keep what it makes in the folder of this run.
-
-    Raises:
-        Unsupported: there is no compiler for such a device.
-    """
-    if (reason := why_no_compiler(device_kind)) is not None:
-        raise Unsupported(reason)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(run_dir / "compiled")
-    os.environ["TRITON_CACHE_DIR"] = str(run_dir / "compiled" / "triton")
-
-
-def why_no_compiler(device_kind: str) -> Reason | None:
-    """Why this machine cannot compile for such a device; None if it can."""
-    if device_kind == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415 - slow to import
-        from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - slow to import
-
-        try:
-            get_cpp_compiler()
-        except (InvalidCxxCompiler, RuntimeError, OSError) as error:
-            return Reason(
-                "cannot_compile",
-                "torch.compile needs a C++ compiler on CPUs (g++, or CXX names one): "
-                f"{first_line(error)}",
-            )
-        return None
-    if importlib.util.find_spec("triton") is None:
-        return Reason("cannot_compile", "torch.compile needs the package triton on GPUs")
-    if not (os.environ.get("CC") or any(map(shutil.which, _COMPILERS))):
-        return Reason("cannot_compile", "torch.compile needs a C compiler on GPUs (gcc, or CC)")
-    return None
-
-
-def compile_ahead(
-    executor: Executor, context: Context, cell: Cell, *, sign: bool = False
-) -> CompileCost | None:
-    """Train some steps, in the first of which torch compiles, and undo them; all ranks together.
-
-    None for a cell that is not compiled. With ``sign`` the watchdog gets a sign of life.
-
-    Raises:
-        Unsupported: torch cannot compile this network.
-    """
-    if not cell.compile:
-        return None
-    progress = context.progress
-
-    def alive(_done: int) -> None:
-        if sign:
-            Reporter.phase("compiling")
-
-    alive(0)
-    context.progress = alive
-    try:
-        return _trial(executor, context.devices)
-    finally:
-        context.progress = progress
-
-
-def _trial(executor: Executor, devices: Sequence[torch.device]) -> CompileCost:
-    state = copy.deepcopy(executor.checkpoint_state())
-    random = random_state(devices)
-    try:
-        steps_s = executor.run(0, TRIAL_STEPS).step_s
-    except Exception as error:
-        if classify(error)[0] != Status.FAILED or not _of_compiler(error):
-            raise
-        why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        raise Unsupported(
-            f"torch.compile cannot compile this network ({why})", code="cannot_compile"
-        ) from error
-    executor.load_checkpoint_state(state)
-    set_random_state(random, devices)
-    graphs = compiled_graphs()
-    if not graphs:
-        raise Unsupported(
-            "torch.compile found nothing to compile in this network", code="cannot_compile"
-        )
-    return CompileCost(max(0.0, sum(steps_s) - len(steps_s) * steps_s[-1]), graphs)
-
-
-def compiled_graphs() -> int:
-    """How many graphs torch has compiled in this process."""
-    from torch._dynamo.utils import counters  # noqa: PLC0415 - slow to import
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def _of_compiler(error: Exception) -> bool:
-    """Whether an error is one of torch.compile, rather than of the step that it compiles."""
-    from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 - slow to import
-    from torch._inductor.exc import OperatorIssue  # noqa: PLC0415 - slow to import
-
-    return isinstance(error, TorchDynamoException | OperatorIssue)

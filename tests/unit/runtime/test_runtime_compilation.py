@@ -8,11 +8,11 @@ from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Compilation
-from ddlbench.runtime import worker
+from ddlbench.runtime import compilation
+from ddlbench.runtime.compilation import compile_ahead, ready_to_compile, why_no_compiler
 from ddlbench.runtime.rank_report import CompileCost
 from ddlbench.runtime.result import compilation as part_of
 from ddlbench.runtime.result import compilation_notes
-from ddlbench.runtime.worker import compile_ahead, ready_to_compile, why_no_compiler
 from ddlbench.strategies.executor import Context, RunRecord, Unsupported
 
 CELL = Cell("mnist", "resnet18", "sequential", 16, compile=True)
@@ -49,7 +49,7 @@ def context():
 
 
 def test_its_seconds_are_those_beyond_steps_and_nothing_else_is_left(monkeypatch, context):
-    monkeypatch.setattr(worker, "compiled_graphs", lambda: 4)
+    monkeypatch.setattr(compilation, "compiled_graphs", lambda: 4)
     executor, random = Learning(context), torch.get_rng_state()
     cost = compile_ahead(executor, context, CELL)
     assert cost == CompileCost(compile_s=8.0, graphs=4)
@@ -66,7 +66,7 @@ def test_a_cell_that_is_not_compiled_does_nothing(context):
 
 
 def test_nothing_to_compile_and_what_torch_cannot_compile_are_no_crash(monkeypatch, context):
-    monkeypatch.setattr(worker, "compiled_graphs", lambda: 0)
+    monkeypatch.setattr(compilation, "compiled_graphs", lambda: 0)
     with pytest.raises(Unsupported, match="nothing to compile"):
         compile_ahead(Learning(context), context, CELL)
     from torch._dynamo.exc import InternalTorchDynamoError
@@ -90,11 +90,11 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch, tmp_path):
     assert "C++ compiler" in reason
     with pytest.raises(Unsupported, match="g\\+\\+"):
         ready_to_compile("cpu", tmp_path)
-    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda _name: None)
     assert "triton" in why_no_compiler("cuda")
-    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda _name: object())
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(worker.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(compilation.shutil, "which", lambda _name: None)
     assert "C compiler" in why_no_compiler("cuda")
 
 
