@@ -82,6 +82,8 @@ def test_options_of_a_strategy_outside_the_matrix_are_checked() -> None:
         ("seed: 2024-13-45", "a number, a date or a tag does not fit"),
         ("seed: !!int abc", "a number, a date or a tag does not fit"),
         ("a: " + "[" * 3_000 + "]" * 3_000, "too deep"),
+        ("[" * 100_000, "too deep"),
+        ("a: b\tc", "line 1: .* cannot start any token"),
         ("a: !!python/object:os.system {}", "could not determine a constructor"),
     ],
 )
