@@ -78,6 +78,22 @@ def test_devices_that_share_experts_hold_a_part_of_them():
     assert gone == pytest.approx(7 * alone.expert_parameters[0])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("together", [1, 8, 32])
+def test_zero_loses_no_state_of_experts(together, groups):
+    """All devices together hold as many whole copies as there are groups that share weights."""
+    table = decoder(
+        "1B", experts=32, data=32, zero_stage=3, shards=32 / groups, expert_parallel=together
+    )
+    less, more = (
+        memory_bytes(table, replace(nanotron(), gradient_bytes=g), AGAIN, FIRST)[0] for g in (4, 16)
+    )
+    experts = 16 * 32 * table.expert_parameters[0]
+    copies = min(groups, 32 / together)  # of experts
+    expected = (table.parameters[0] - experts) * groups + experts * copies
+    assert 32 * (more - less) == pytest.approx(12 * expected)
+
+
 def test_devices_that_share_a_sequence_keep_a_part_of_its_activations():
     whole, half = (layer_bytes(decoder("1B", context=c))[0] for c in (1, 2))
     assert half == whole / 2

@@ -18,7 +18,8 @@ heads over heads, z = devices that share the optimizer's state, q = min(p - i, m
 Weights are in half precision. In single precision they are 4 P, and are their own masters: 8 P / z.
 Gradients have G bytes, buffers of messages B, temporaries T, as the software sets them. Flash
 attention keeps no scores; without it they are 5 a s^2 b / t. ZeRO 2 divides gradients, ZeRO 3
-weights, too, and holds two layers' weights gathered. Full recomputation keeps 2 u / t a layer, and
+weights, too, and holds two layers' weights gathered; experts that x replicas share it divides over
+z / x. Full recomputation keeps 2 u / t a layer, and
 one layer's activations where a stage has layers.
 
 Sources: Korthikanti et al. (2022), section 4; ZeRO (Rajbhandari et al., SC 2020), section 3; Dao et
@@ -70,10 +71,20 @@ def memory_bytes(table: Decoders, software: Software, kept: Array, stage: Array)
         kept: 1 where gathered inputs are kept, 0 where they are gathered again, (n,).
         stage: of each row, (n,); 0 is the first.
     """
-    parameters = table.stage_parameters(software.stage_cut)[np.arange(len(table)), stage]
-    state = _state_bytes(table, software, parameters)
+    rows = np.arange(len(table)), stage
+    parameters = table.stage_parameters(software.stage_cut)[rows]
+    experts = table.stages(software.stage_cut).layers[rows] * table.held_experts
+    layer = table.held_parameters - table.held_experts
+    state, temporary = np.zeros(len(table)), np.zeros(len(table))
+    for held, of_layer, sharers in (
+        (parameters - experts, layer, table.sharers),
+        (experts, table.held_experts, table.expert_sharers),
+    ):
+        gathered = 2 * software.item_bytes * of_layer * (_shards(table, 3, sharers) > 1)
+        state += held * _state_bytes(table, software, sharers) + gathered
+        temporary += held * software.temporary_bytes / _shards(table, 1, sharers)
     passes = state + _passes_bytes(table, software, kept, stage)
-    update = state + software.temporary_bytes * parameters / _shards(table, 1)
+    update = state + temporary
     return np.asarray(software.constant("context_bytes") + np.maximum(passes, update))
 
 
@@ -110,20 +121,19 @@ def memory_calls(table: Decoders, software: Software, capacity_bytes: Array) -> 
     return MemoryCalls(least, most, answers)
 
 
-def _shards(table: Decoders, stage: int) -> Array:
+def _shards(table: Decoders, stage: int, sharers: Array) -> Array:
     """Devices that share what ZeRO's ``stage`` divides."""
-    return np.asarray(np.where(table["zero_stage"] >= stage, table.sharers, 1.0))
+    return np.asarray(np.where(table["zero_stage"] >= stage, sharers, 1.0))
 
 
-def _state_bytes(table: Decoders, software: Software, parameters: Array) -> Array:
-    each = (
-        software.item_bytes / _shards(table, 3)
-        + software.gradient_bytes / _shards(table, 2)
-        + (MOMENT_BYTES + software.master_bytes) / _shards(table, 1)
+def _state_bytes(table: Decoders, software: Software, sharers: Array) -> Array:
+    """Of a parameter that so many replicas share, on one device."""
+    return np.asarray(
+        software.item_bytes / _shards(table, 3, sharers)
+        + software.gradient_bytes / _shards(table, 2, sharers)
+        + (MOMENT_BYTES + software.master_bytes) / _shards(table, 1, sharers)
         + software.message_buffer_bytes * ((table.replicas > 1) & (table["zero_stage"] < 3))
     )
-    gathered = 2 * software.item_bytes * table.held_parameters
-    return np.asarray(parameters * each + gathered * (table["zero_stage"] >= 3))
 
 
 def _passes_bytes(table: Decoders, software: Software, kept: Array, stage: Array) -> Array:

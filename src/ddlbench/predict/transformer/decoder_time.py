@@ -273,10 +273,11 @@ class _Step:
 
     def _weights(self) -> tuple[Array, Array]:
         """FSDP: gather of a layer's weights before a pass, scatter of its gradients."""
-        members = self._table.sharers
+        table, members = self._table, self._table.sharers
         nodes, inside = self._group(members)
         latency = self._constant("collective_s") * np.log2(inside) + self._node_s * (nodes - 1)
-        moved = self._table.held_parameters * (members - 1) / members
+        moved = (table.held_parameters - table.held_experts) * (1 - 1 / members)
+        moved = moved + table.held_experts * (1 - 1 / table.expert_sharers)
         used = self._sharded & (members > 1)
         rate = self._data_rate(members, "network_share")
         gather = np.where(used, self._item * moved / rate + latency, 0.0)
@@ -315,24 +316,26 @@ class _Step:
             experts: those of them that only some of the replicas hold.
         """
         table, zero = self._table, self._table["zero_stage"]
-        alike = table.replicas / table["expert_parallel"]
+        others = parameters - experts
         # Groups that share weights (HSDP) sum their shares; else all replicas sum all.
-        members = np.where(self._sharded, table.replicas / table.sharers, table.replicas)
         shares = np.where(self._sharded, table.sharers, 1.0)
+        expert_shares = np.where(self._sharded, table.expert_sharers, 1.0)
+        members, alike = table.replicas / shares, table.alike / expert_shares
         nodes, _ = self._group(table.replicas)
         rate = self._data_rate(table.replicas, "gradient_share")
         bucket_s = self._constant("gradient_latency_factor") * self._machines.network_latency_s
-        moved = (parameters - experts) / shares * (members - 1) / members / rate
-        moved = (
-            moved + experts / shares * np.maximum(1 - 1 / np.minimum(alike, members), 0.0) / rate
-        )
-        buckets = np.maximum(parameters / shares * self._item / self._software.bucket_bytes, 1.0)
+        moved = others / shares * (1 - 1 / members)
+        moved = (moved + experts / expert_shares * (1 - 1 / alike)) / rate
+        summed_items = others / shares + experts / expert_shares
+        buckets = np.maximum(summed_items * self._item / self._software.bucket_bytes, 1.0)
         message = self._software.gradient_message_bytes
         summed = 2 * message * moved + bucket_s * nodes * buckets
         gathered = self._item * moved + bucket_s / 2 * nodes
         between = (zero >= 1) & ~self._sharded
         gradients = np.where(members > 1, summed + np.where(between, gathered, 0.0), 0.0)
-        owners = np.where(zero >= 1, table.sharers, 1.0)
-        prepared = np.where(self._sharded, 0.0, _GRADIENT_BYTES)
+        divided = zero >= 1
+        updated = others / np.where(divided, table.sharers, 1.0)
+        updated = updated + experts / np.where(divided, table.expert_sharers, 1.0)
+        prepared = parameters * np.where(self._sharded, 0.0, _GRADIENT_BYTES)
         memory = self._constant("memory_share") * self._memory
-        return gradients, parameters * (_UPDATE_BYTES / owners + prepared) / memory
+        return gradients, (_UPDATE_BYTES * updated + prepared) / memory

@@ -105,6 +105,16 @@ class Decoders(Rows):
         return np.where(self["shards"] > 0, self["shards"], self.replicas)
 
     @cached_property
+    def alike(self) -> Array:
+        """Replicas that hold the same experts."""
+        return np.asarray(self.replicas / self["expert_parallel"])
+
+    @cached_property
+    def expert_sharers(self) -> Array:
+        """Replicas over which ZeRO divides an expert: those of the sharers that hold it."""
+        return np.maximum(self.sharers / self["expert_parallel"], 1.0)
+
+    @cached_property
     def groups(self) -> Array:
         """Heads of keys and values for each head of queries, g."""
         return np.asarray(self["key_value_heads"] / self["attention_heads"])
