@@ -65,6 +65,9 @@ def test_a_vit_has_its_published_shape():
 
 def test_our_network_is_a_shape_by_name():
     assert load_shape("vit-small:imagenet").hidden_size == 384
+    counted = {"gpt-small:tokens-gpt2": 163.0e6, "vit-base:imagenet": 86.6e6}  # by PyTorch
+    for name, parameters in counted.items():
+        assert load_shape(name).parameters == pytest.approx(parameters, rel=0.01)
     with pytest.raises(ConfigError, match=r"transformer 'vit-smal:imagenet' is unknown"):
         load_shape("vit-smal:imagenet")
 

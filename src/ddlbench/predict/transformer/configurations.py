@@ -194,7 +194,7 @@ def load_shape(name: str) -> Shape:
     if ":" in name:
         values = transformer_shape(*name.split(":", 1))
     if values is not None:
-        return Shape(**values)
+        return Shape(**values, tied_embedding=False)  # as ours are (docs/networks.md)
     if not name.endswith(_FILES):
         raise ConfigError(
             f"transformer {name!r} is unknown; write one of our networks with its dataset "
