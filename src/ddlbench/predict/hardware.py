@@ -191,10 +191,16 @@ class Software(WithConstants, Sourced):
     """Of a gradient as replicas exchange it."""
     message_buffer_bytes: Amount = 0
     """Of a parameter, in buffers that exchange gradients."""
+    moment_bytes: Amount = 8
+    """Of a parameter, what the optimizer keeps in single precision: Adam's two moments 8, SGD's
+    momentum 4."""
     temporary_bytes: Amount = 0
     """Of a parameter's share, while the optimizer updates it."""
     bucket_bytes: Positive = 25e6
     """Of gradients that one all-reduce sums."""
+    zero_sums: Literal["scattered", "whole"] = "scattered"
+    """Whether ZeRO 1 and 2 scatter sums of gradients, half the bytes of an all-reduce, or take as
+    long as whole sums."""
     stage_cut: Literal["cost", "layers"] = "layers"
     """Stages have equal cost, the output layer counted, or equally many layers."""
     precision: Precision = "bf16"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from decoder_factory import decoder, nanotron
 
+from ddlbench.predict.hardware import Software
 from ddlbench.predict.transformer.decoder_memory import (
     CANNOT_TELL,
     FITS,
@@ -106,6 +107,18 @@ def test_groups_that_share_weights_hold_more_than_all_replicas_would():
     )
     parameters = decoder("3B").parameters[0]
     assert node - all_ == pytest.approx((2 + 4 + 12 + 4) * parameters * (1 / 8 - 1 / 64), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_"),
+    [("deepspeed", 2 + 2 + 12), ("megatron", 2 + 4 + 12), ("ddlbench", 4 + 4 + 4)],
+)
+def test_a_parameter_alone_has_the_bytes_of_its_software(name, bytes_):
+    """ZeRO (2020), section 3.1; this project trains with SGD and momentum in single precision."""
+    software = Software.load(name)
+    few, many = (decoder("1B", layers=layers, micro_batch=1e-9) for layers in (1, 101))
+    held = memory_bytes(many, software, AGAIN, FIRST) - memory_bytes(few, software, AGAIN, FIRST)
+    assert held[0] == pytest.approx(bytes_ * 100 * few.layer_parameters[0], rel=1e-6)
 
 
 def test_zero_divides_one_more_part_with_each_stage():

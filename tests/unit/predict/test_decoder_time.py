@@ -88,6 +88,16 @@ def passes_s(software, **layout):
     return step_time(table, hopper(table, software), software).parts
 
 
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed"])
+def test_zero_sends_as_many_bytes_as_an_all_reduce(name):
+    """Rajbhandari et al. (2020), section 7: sums scattered and weights gathered, half each."""
+    software = Software.load(name).with_constants(NOTHING)
+    all_reduce_s, zero_s = (
+        passes_s(software, data=64, zero_stage=stage)["gradients"][0] for stage in (0, 2)
+    )
+    assert zero_s == pytest.approx(all_reduce_s)
+
+
 def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():
     software = Software.load("fsdp")
     all_, node = (passes_s(software, data=64, zero_stage=3, shards=shards) for shards in (0, 8))

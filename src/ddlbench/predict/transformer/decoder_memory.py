@@ -16,7 +16,8 @@ heads over heads, z = devices that share the optimizer's state, q = min(p - i, m
     memory   = context_bytes + max(passes, update)
 
 Weights are in half precision. In single precision they are 4 P, and are their own masters: 8 P / z.
-Gradients have G bytes, buffers of messages B, temporaries T, as the software sets them. Flash
+Gradients have G bytes, buffers of messages B, temporaries T, as the software sets them; with SGD's
+momentum instead of Adam's two moments 4 P / z are missing. Flash
 attention keeps no scores; without it they are 5 a s^2 b / t. ZeRO 2 divides gradients, ZeRO 3
 weights, too, and holds two layers' weights gathered; experts that x replicas share it divides over
 z / x. Full recomputation keeps 2 u / t a layer, and
@@ -37,8 +38,6 @@ from ddlbench.predict.hardware import RESERVED_BYTES, Software
 from ddlbench.predict.transformer.decoders import Decoders
 
 CONSTANTS = ("logit_bytes", "gather_bytes", "fragmentation", "context_bytes")
-MOMENT_BYTES = 8.0
-"""Of a parameter: Adam's two moments, in single precision."""
 _HALF = 2.0
 SCORE_BYTES = 5.0
 """Of a score without flash attention: softmax (2), dropout (2) and its mask (1)."""
@@ -131,7 +130,7 @@ def _state_bytes(table: Decoders, software: Software, sharers: Array) -> Array:
     return np.asarray(
         software.item_bytes / _shards(table, 3, sharers)
         + software.gradient_bytes / _shards(table, 2, sharers)
-        + (MOMENT_BYTES + software.master_bytes) / _shards(table, 1, sharers)
+        + (software.moment_bytes + software.master_bytes) / _shards(table, 1, sharers)
         + software.message_buffer_bytes * ((table.replicas > 1) & (table["zero_stage"] < 3))
     )
 

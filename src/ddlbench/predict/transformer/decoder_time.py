@@ -21,7 +21,8 @@ A stage of a pipeline, and the step::
     work  = (m - 1) max over stages + sum over stages              1F1B (Narayanan et al., SC 2021)
     step  = work + sum of gradients + ZeRO's gather + update + a fixed time
 
-Gradients are summed bucket by bucket; each bucket has the latency of every node. FSDP (ZeRO 3)
+Gradients are summed bucket by bucket; each bucket has the latency of every node. ZeRO 1 and 2
+scatter the sums, half an all-reduce, and gather weights, the other half. FSDP (ZeRO 3)
 gathers a layer's weights before each pass and scatters its gradients, prefetched: messages are one
 more part of the power mean, and nothing is added but the update. In groups of z replicas (HSDP) the
 groups then sum their shares.
@@ -329,9 +330,11 @@ class _Step:
         summed_items = others / shares + experts / expert_shares
         buckets = np.maximum(summed_items * self._item / self._software.bucket_bytes, 1.0)
         message = self._software.gradient_message_bytes
-        summed = 2 * message * moved + bucket_s * nodes * buckets
         gathered = self._item * moved + bucket_s / 2 * nodes
         between = (zero >= 1) & ~self._sharded
+        scattered = between & (self._software.zero_sums == "scattered")
+        passes = np.where(scattered, 1, 2)  # round the ring
+        summed = passes * (message * moved + bucket_s / 2 * nodes * buckets)
         gradients = np.where(members > 1, summed + np.where(between, gathered, 0.0), 0.0)
         divided = zero >= 1
         updated = others / np.where(divided, table.sharers, 1.0)
