@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import ddlbench
-from ddlbench.common.statistics import is_known, median_interval, ratio_interval, scaled
+from ddlbench.common import statistics
+from ddlbench.common.statistics import (
+    is_known,
+    mean_interval,
+    median_interval,
+    ratio_interval,
+    scaled,
+)
 
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 
@@ -93,6 +100,16 @@ def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says(pairs):
         )
         hits.append(actual.low <= 2 <= actual.high)
     assert np.mean(hits) == pytest.approx(actual.coverage, abs=0.08)
+
+
+@pytest.mark.parametrize("count", [6, 10])
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says(count, monkeypatch):
+    monkeypatch.setattr(statistics, "_RESAMPLES", 999)
+    random = np.random.default_rng(1)
+    intervals = [mean_interval(random.normal(1, 0.3, count)) for _ in range(300)]
+    covered = np.mean([low <= 1 <= high for low, high in intervals])
+    assert 0.92 <= covered <= 0.97
+    assert mean_interval(random.normal(1, 0.3, 5)) is None
 
 
 def test_pairing_narrows_the_interval():
