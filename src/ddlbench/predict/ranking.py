@@ -10,7 +10,7 @@ is shown, and speed-ups are ratios of it. The step that the model alone predicts
 
 What is known of a step decides how probably its candidate is the fastest::
 
-    measured here       median of the runs        spread of the runs / sqrt(runs)
+    measured here       median of the runs        spread of the runs, as their median has it
     calibrated          the prediction            ratio of its 90 % interval
     predicted before    the prediction            root mean square of its errors on cells here
     nothing known       the prediction            a factor of 1.39 in 90 % of cases: an assumption;
@@ -53,6 +53,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ddlbench.common.run_noise import median_weight
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Reason, code_of
@@ -99,7 +100,8 @@ def from_runs(steps_s: Sequence[float]) -> Belief:
     middle = fmean(logs)
     squares = sum((value - middle) ** 2 for value in logs) + _PRIOR_RUNS * _RUN**2
     variance = squares / (_PRIOR_RUNS + len(logs) - 1)
-    return Belief(median(steps_s), math.sqrt(variance / len(logs)), "measured", len(logs))
+    spread = math.sqrt(variance * median_weight(len(logs)))
+    return Belief(median(steps_s), spread, "measured", len(logs))
 
 
 def from_prediction(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from ddlbench.predict.ranking import Belief, Race, from_prediction, from_runs, races
@@ -89,6 +90,14 @@ def test_runs_narrow_what_is_known() -> None:
     assert triple.spread < single.spread / 1.7
     assert from_runs([1.0, 1.5]).spread > single.spread
     assert (triple.step_s, triple.basis, triple.runs) == (1.0, "measured", 3)
+
+
+@pytest.mark.parametrize("runs", [3, 10])
+def test_the_interval_of_runs_covers_as_often_as_it_says(runs: int) -> None:
+    """Where runs lie as far apart as on the project's test bed."""
+    draws = np.random.default_rng(1)
+    intervals = (from_runs(np.exp(draws.normal(0, 0.043, runs))).interval_s for _ in range(2000))
+    assert np.mean([low <= 1 <= high for low, high in intervals]) == pytest.approx(0.9, abs=0.03)
 
 
 def test_a_prediction_is_as_good_as_it_was() -> None:
