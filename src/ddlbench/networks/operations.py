@@ -102,11 +102,14 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
         if isinstance(module, nn.RNNBase):
             raise _untimed(f"layer {name} is recurrent, which a device computes in one kernel")
     rows: list[tuple[Any, ...]] = []
+    saved: dict[int, int] = {}
     for name, block in network.named_children():
-        saved: dict[int, int] = {}
+        # What a block gives and keeps, as a ReLU does, the next one keeps without further memory.
+        known = fixed | ({_storage(activation)} & saved.keys())
+        saved = {}
 
-        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
-            if _storage(tensor) not in fixed:
+        def keep(tensor: Tensor, saved: dict[int, int] = saved, known: set[int] = known) -> Tensor:
+            if _storage(tensor) not in known:
                 saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
             return tensor
 

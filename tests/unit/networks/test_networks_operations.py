@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.networks.factory import skeleton, training_flops
 from ddlbench.networks.flops import step_flops
+from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.operations import main
 from ddlbench.planning import layer_table
 from ddlbench.planning.layer_table import REFUSED
@@ -51,6 +54,32 @@ def test_a_transformer_counts_by_the_formula_of_its_layers() -> None:
     head = width * 1000
     expected = 2 * (3 * (layers * products + head) + 2 * patches)
     assert training_flops("vit-tiny", DATASETS["imagenet"]) == expected
+
+
+def autograd_bytes(network: nn.Module, spec: DatasetSpec, samples: int) -> int:
+    """Bytes that a forward pass of the whole network keeps beside its weights."""
+    fixed = {tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in fixed:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(torch.zeros(samples, *spec.shape, dtype=input_dtype(spec)))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(("network", "dataset"), [("resnet18", "mnist"), ("alexnet", "cifar10")])
+def test_blocks_together_keep_what_the_network_does(network: str, dataset: str) -> None:
+    """What one block gives and the next one reads counts once, though both keep it."""
+    spec = DATASETS[dataset]
+    blocks = layer_table.built_in_layers(network, dataset)
+    assert blocks is not None
+    built = NETWORKS[network](spec)
+    few, many = (autograd_bytes(built, spec, samples) for samples in (2, 4))
+    assert sum(block.saved_bytes for block in blocks) == pytest.approx((many - few) / 2, rel=0.01)
 
 
 def test_grouped_and_transposed_convolutions_count_what_they_multiply() -> None:
