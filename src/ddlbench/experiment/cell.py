@@ -81,9 +81,9 @@ def from_path(folder: str) -> str:
     return folder.replace("~~", "?").replace("~", ",").replace("@", ":")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell(Form):
-    """Everything that defines a measurement.
+    """Everything that defines a measurement. Cells are equal if their paths are.
 
     Raises:
         ConfigError: a value cannot be part of a path, or would not be read back from it.
@@ -176,6 +176,13 @@ class Cell(Form):
                 f"{shown(self.variant)} is longer than the {_LONGEST_FOLDER_NAME} characters that "
                 "a folder's name can have; change fewer settings at once"
             )
+
+    def __eq__(self, other: object) -> bool:
+        """By path, as to Python an option of 1 equals one of true."""
+        return isinstance(other, Cell) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     @property
     def devices(self) -> int:

@@ -16,6 +16,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import Strategy, known_strategy, normalise, strategy_of
+from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.strategies.pipelining.descriptor import PipeliningOptions
 
 DATA_PARALLEL = ("horovod", "ddp", "fsdp", "deepspeed", "local-sgd")
@@ -227,6 +228,12 @@ def test_options_of_a_cell_are_typed_and_those_of_other_strategies_left_out() ->
     options = PipeliningOptions.of_cell(cell)
     assert (options.chunks, options.replicas, options.balance) == (8, 1, "work")
     assert not hasattr(options, "stages_per_rank")
+
+
+def test_an_option_of_true_is_refused_also_after_one_of_1_was_read() -> None:
+    assert DdpOptions.of_cell(_cell("ddp", devices=2, accumulate=1)).accumulate == 1
+    with pytest.raises(ConfigError, match="accumulate"):
+        DdpOptions.of_cell(_cell("ddp", devices=2, accumulate=True))
 
 
 def test_the_base_class_asks_for_what_it_needs() -> None:
