@@ -21,7 +21,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import MS, counted, duration_text, few
 from ddlbench.common.screen import WholeNumber, examples, paragraph, show, table
 from ddlbench.common.statistics import grouped
-from ddlbench.interconnect.link_tests import format_of
+from ddlbench.interconnect.link_tests import FORMATS, format_of
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.roofline_score import (
     RUN_COLUMNS,
@@ -33,7 +33,12 @@ from ddlbench.predict.roofline_score import (
     scored,
 )
 from ddlbench.predict.run_logs import megatron, mlperf, torchtitan
-from ddlbench.predict.run_logs.logged_run import OUT_OF_MEMORY, LoggedRun, table_text
+from ddlbench.predict.run_logs.logged_run import (
+    OUT_OF_MEMORY,
+    LoggedRun,
+    table_text,
+    with_note,
+)
 from ddlbench.predict.run_tables import (
     CNN,
     HOLD_OUTS,
@@ -415,8 +420,9 @@ def read_command(
         text = _text(file)
         if (system := _system(text)) is not None:
             systems[file.stem] = system
-        elif (log := _log_of(text)) is not None:
-            runs.append(_READERS[log][1](text, str(file)))
+        elif logs := _logs_of(text):
+            run = _READERS[logs[0]][1](text, str(file))
+            runs.append(with_note(run, _left_out(*logs, *_tests_of(text))))
         else:
             others[file] = text
     if runs and any(map(format_of, others.values())):
@@ -463,11 +469,20 @@ def _system(text: str) -> Mapping[str, object] | None:
     return value if mlperf.is_system(value) else None
 
 
-def _log_of(text: str) -> str | None:
-    """The log that has most of its lines in a text; None if no log has one."""
+def _logs_of(text: str) -> list[str]:
+    """The logs that have lines in a text, the one with most of them first."""
     counts = {name: lines_of(text) for name, (lines_of, _) in _READERS.items()}
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] else None
+    return sorted(filter(counts.get, counts), key=lambda name: -counts[name])
+
+
+def _tests_of(text: str) -> list[str]:
+    """The link tests that have lines in a text."""
+    return [name for name, each in FORMATS.items() if each.is_of(text)]
+
+
+def _left_out(log: str, *others: str) -> str:
+    names = " and ".join(others)
+    return f"read are its lines of {log}; those of {names} are left out" if others else ""
 
 
 def _collectives(

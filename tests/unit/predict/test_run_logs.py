@@ -382,14 +382,29 @@ def test_logs_of_several_kinds_are_one_table(tmp_path):
     assert "round" not in table
 
 
+NCCL_ROW = " 1073741824 268435456 float sum -1 4607.6 100.00 187.50 0"
+
+
+def test_a_note_tells_what_else_a_log_has(tmp_path):
+    first, second = MEGATRON + iteration(10), TITAN + titan(19, 5856, 29) + titan(20, 5856, 30)
+    logs = {
+        "alone.txt": first,
+        "tested.txt": f"# nThread 1 nGpus 1\n{NCCL_ROW}\n{first}",
+        "two.txt": f"{first}\n{second}",
+    }
+    notes = read(tmp_path, logs)["note"]
+    assert "left out" not in notes[0]
+    assert notes[1].endswith("its lines of Megatron; those of nccl-tests are left out")
+    assert notes[2].endswith("its lines of torchtitan; those of Megatron are left out")
+
+
 def test_unknown_logs_are_named(tmp_path):
     with pytest.raises(ConfigError, match="no line of a known log"):
         read(tmp_path, {"a.txt": "hello"})
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path, {"a.txt": iteration(1)}, str(tmp_path / "none.txt"))
     with pytest.raises(ConfigError, match="into two tables"):
-        row = " 1073741824 268435456 float sum -1 4607.6 100.00 187.50 0"
-        read(tmp_path, {"a.txt": iteration(1), "b.txt": f"# nThread 1 nGpus 1\n{row}\n"})
+        read(tmp_path, {"a.txt": iteration(1), "b.txt": f"# nThread 1 nGpus 1\n{NCCL_ROW}\n"})
 
 
 def test_warm_up_and_numbers():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Annotated, Any, TypeVar
 
@@ -100,6 +100,11 @@ _OF_MLPERF = (
     "accelerators", "global_batch", "train_samples", "epochs_median", "step_s", "run_s_median",
     "epochs_share_of_run",
 )  # fmt: skip
+
+
+def with_note(run: LoggedRun, note: str) -> LoggedRun:
+    """The run with one more note, perhaps an empty one."""
+    return replace(run, note="; ".join(filter(None, (run.note, note))))
 
 
 def table_text(runs: Sequence[LoggedRun]) -> str:

@@ -108,6 +108,7 @@ def read(text: str, source: str) -> LoggedRun:
     parameters = next((real(m[1]) for line in lines if (m := _PARAMETERS.search(line))), None)
     ended = bool(steps) and max(steps) >= last
     status = COMPLETE if ended else OUT_OF_MEMORY if out_of_memory(text) else CUT
+    again = f"{AGAIN}; of a step its last time counts"
     return LoggedRun(
         source=source,
         log=MEGATRON,
@@ -119,7 +120,7 @@ def read(text: str, source: str) -> LoggedRun:
         tflops_a_device=median_of(row[2] or 0 for row in counted),
         # Its MB are 2^20 bytes.
         memory_gib=max((peak_mb / 1024 for peak_mb in memory_mb if peak_mb), default=None),
-        note=ONLY_STEP if len(rows) == 1 else AGAIN if begins_again(numbers) else "",
+        note=ONLY_STEP if len(rows) == 1 else again if begins_again(numbers) else "",
         **values,
     )
 

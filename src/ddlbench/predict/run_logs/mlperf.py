@@ -39,6 +39,7 @@ from ddlbench.predict.run_logs.logged_run import (
     out_of_memory,
     real,
     whole,
+    with_note,
 )
 
 _MARK = ":::MLLOG"
@@ -151,7 +152,7 @@ def with_note_of_system(run: LoggedRun, names: Sequence[str]) -> LoggedRun:
         return run
     what = f"its system is {run.system!r}" if run.system else "it names no system"
     remark = f"{what}, and the descriptions given are of {', '.join(names)}; rename the right one"
-    return replace(run, note="; ".join(filter(None, (run.note, remark))))
+    return with_note(run, remark)
 
 
 def is_system(value: Any) -> bool:

@@ -107,7 +107,8 @@ def read(text: str, source: str) -> LoggedRun:
             else "neither batch and devices nor times: no step_s"
         )
     if begins_again([number for number, _ in logged]):
-        note = f"{note}; {AGAIN}" if note else AGAIN
+        again = f"{AGAIN}; of a step its median counts"
+        note = f"{note}; {again}" if note else again
     total = next((int(m[1]) for line in lines if (m := _TOTAL.search(line))), 0)
     if numbers and (0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)):
         status = COMPLETE
