@@ -388,8 +388,11 @@ class Launch:
     def has_failed(self) -> bool:
         return any(child.poll() for child in self._children)
 
-    def killed(self) -> dict[int, int]:
-        """Signals that ended children so far, by the child's rank; of srun's children none."""
+    def ended(self) -> dict[int, int]:
+        """How children ended so far, by their rank; of srun's children none.
+
+        It is the exit status, or the negative number of a signal.
+        """
         return {}
 
     def dump_stacks(self) -> None:
@@ -499,9 +502,9 @@ class LocalLaunch(Launch):
         self._children += forks.values()
         self._guards.update(forks)
 
-    def killed(self) -> dict[int, int]:
+    def ended(self) -> dict[int, int]:
         codes = ((rank, child.poll()) for rank, child in self._guards.items())
-        return {rank: -code for rank, code in codes if code is not None and code < 0}
+        return {rank: code for rank, code in codes if code is not None}
 
 
 def _where(

@@ -419,14 +419,17 @@ def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcom
 
 
 def _lost(rank: int, outcome: Outcome) -> Reason:
-    """Why, by the signal that ended its guard, or by what srun and the rank wrote last."""
-    number, log = outcome.guards_killed.get(rank), "\n".join(outcome.tail)
-    if number is not None:
-        why = f"signal {number} ({signal.Signals(number).name}) ended its guard"
-    else:
-        words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: "))
-        why = why_nodes_failed(log) or words.get(rank, "")
-    return Reason("rank_lost", f"rank {rank} ended without a report" + (f": {why}" if why else ""))
+    """How its guard ended, and what srun and the rank wrote last, be it the cause or not."""
+    code, log = outcome.guards_ended.get(rank), "\n".join(outcome.tail)
+    lost = f"rank {rank} ended without a report"
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return Reason("rank_lost", f"{lost}: signal {-code} ({name}) ended its guard")
+    if code is not None:
+        lost += f" (exit code {code})"
+    words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: "))
+    last = why_nodes_failed(log) or words.get(rank, "")
+    return Reason("rank_lost", lost + (f"; it wrote last: {last}" if last else ""))
 
 
 def _failures(reports: _Reports) -> list[RankFailure]:

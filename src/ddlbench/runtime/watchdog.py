@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from ddlbench.experiment.paths import PROGRESS_FILE
 from ddlbench.runtime.launch import Launch
 
 MARK = "\x1eddlbench-progress "
+_LABEL = re.compile(r"\[\d+\] |\s*\d+: |")  # of the rank: ours, or srun's
 _REPORT_EVERY_S = 0.5
 _LINE_EVERY_S = 15.0
 _FILE_EVERY_S = 5.0
@@ -54,9 +56,9 @@ class Outcome:
     timed_out: bool = False  # the time limit was reached
     hung_s: float | None = None  # seconds without a finished step, if they were stopped for that
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # of the log
-    # Before the ranks were stopped: those with a report, and signals that ended guards.
+    # Before the ranks were stopped: those with a report, and how guards ended.
     reported: frozenset[int] = frozenset()
-    guards_killed: dict[int, int] = field(default_factory=dict)
+    guards_ended: dict[int, int] = field(default_factory=dict)
 
 
 def watch(
@@ -100,7 +102,7 @@ def watch(
                     stop_at = now + _DUMP_S
     finally:
         display.close()
-        outcome.reported, outcome.guards_killed = reports.ranks(), launch.killed()
+        outcome.reported, outcome.guards_ended = reports.ranks(), launch.ended()
         launch.stop()
     return outcome
 
@@ -126,15 +128,15 @@ class _Reports:
 
 
 def _log_or_show(line: str, log: TextIO, display: Shows, outcome: Outcome) -> bool:
-    """Show a marked line as progress, log any other; returns whether it was progress."""
+    """Show a mark as progress, log all other text; returns whether it was progress."""
     before, mark, payload = line.partition(MARK)
     if mark:
         display.update(payload)
-        return True
-    log.write(before + "\n")
-    log.flush()
-    outcome.tail.append(before)
-    return False
+    if not (mark and _LABEL.fullmatch(before)):  # a rank may print before it without a newline
+        log.write(before + "\n")
+        log.flush()
+        outcome.tail.append(before)
+    return bool(mark)
 
 
 class Reporter:

@@ -45,10 +45,18 @@ def test_only_our_own_signals_are_still_told() -> None:
 
 def test_a_lost_rank_goes_before_the_connections_that_it_broke() -> None:
     broken = rank_failure("Connection closed by peer", rank=1, reason_code="connection_lost")
-    outcome = Outcome(guards_killed={0: 9})
+    outcome = Outcome(guards_ended={0: -9, 1: 1})
     status, reason = _judge(make_plan(CELL), [broken], outcome, None)
     assert (status, reason.code) == ("failed", "rank_lost")
     assert reason == "rank 0 ended without a report: signal 9 (SIGKILL) ended its guard"
+
+
+def test_what_a_rank_wrote_last_is_not_taken_for_the_cause_of_its_end() -> None:
+    outcome = Outcome(guards_ended={0: 3})
+    outcome.tail.append("[0] UserWarning: deprecated")
+    reason = _judge(make_plan(CELL), [], outcome, None)[1]
+    assert "exit code 3" in reason
+    assert reason.endswith("wrote last: UserWarning: deprecated")
 
 
 def test_an_error_of_its_own_goes_before_connections_and_lost_ranks() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,10 +20,11 @@ from ddlbench.datasets.loader import EpochStream
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Loss
 from ddlbench.runtime.addresses import address_of
+from ddlbench.runtime.launch import Launch
 from ddlbench.runtime.meters import LiveTensors
 from ddlbench.runtime.rank_report import as_written, classify, divergence, loss_summary
 from ddlbench.runtime.result import rounds_note, steps_csv, timing_of
-from ddlbench.runtime.watchdog import MARK, Display, Reporter
+from ddlbench.runtime.watchdog import MARK, Display, Reporter, watch
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import StepClock
 from ddlbench.strategies.training import with_precision
@@ -214,6 +217,18 @@ def test_an_unknown_interface_is_named_with_those_there_are():
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(ValueError, match="no network interface 'ib7'.*lo"):
         address_of("ib7")
+
+
+def test_text_before_a_mark_is_logged(tmp_path: Path) -> None:
+    class Printed(Launch):
+        def lines(self, _deadline: float) -> Iterator[str]:
+            yield f"[0] a warning{MARK}{{}}"
+            yield from (f"{label}{MARK}{{}}" for label in ("[0] ", "[12] ", " 0: ", ""))
+            yield "[0] the end"
+
+    log = tmp_path / "log.txt"
+    watch(Printed(), log, "cell", timeout_s=60, hang_timeout_s=60)
+    assert log.read_text() == "[0] a warning\n[0] the end\n"
 
 
 def test_progress_lines_reach_the_display(capsys):

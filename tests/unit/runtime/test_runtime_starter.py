@@ -20,30 +20,30 @@ RANKS = [
 
 
 def run(code: str) -> tuple[list[str], dict[int, int]]:
-    """Lines of a starter that runs ``code``, and the signals that ended its guards."""
+    """Lines of a starter that runs ``code``, and how its guards ended."""
     step = Step(("false",), RANKS, 1, 2, 1, None, starter=(sys.executable, "-S", "-c", code))
     launch = LocalLaunch(step)
     lines = [line for line in launch.lines(time.monotonic() + 60) if line is not None]
-    killed = launch.killed()
+    ended = launch.ended()
     launch.stop()
-    return lines, killed
+    return lines, ended
 
 
 def test_a_starter_that_fails_speaks_for_its_first_rank() -> None:
-    lines, killed = run("raise ImportError('no torch here')")
+    lines, ended = run("raise ImportError('no torch here')")
     assert lines[-1] == "[0] ImportError: no torch here"
-    assert killed == {}
+    assert ended == {0: 1, 1: 1}
 
 
 def test_a_signal_that_ends_a_starter_counts_for_its_ranks() -> None:
-    _, killed = run("import os; os.kill(os.getpid(), 11)")
-    assert killed == {0: 11, 1: 11}
+    _, ended = run("import os; os.kill(os.getpid(), 11)")
+    assert ended == {0: -11, 1: -11}
 
 
 def test_what_a_starter_prints_without_a_newline_hides_no_guard() -> None:
     marks = fork_line(0, 12345, 0), fork_line(1, 12346, -6)
-    lines, killed = run(f"print('a warning', end=''); print({marks[0]!r}); print({marks[1]!r})")
-    assert (lines, killed) == (["[0] a warning"], {1: 6})
+    lines, ended = run(f"print('a warning', end=''); print({marks[0]!r}); print({marks[1]!r})")
+    assert (lines, ended) == (["[0] a warning"], {0: 0, 1: -6})
 
 
 def test_a_guard_of_a_fork_that_has_ended_signals_nobody() -> None:
