@@ -113,3 +113,11 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
         assert jobs.pop("predict") == 1
     assert experiment.predict == (experiment.name not in ("smoke", "demo-gpus", "networking-gpus"))
     assert jobs == {"cell": len(cells), "tables": 1, "page": 1, "all": 1}
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(workflow, monkeypatch):
+    monkeypatch.setitem(workflow.environment, "HOME", "/dev/null")
+    monkeypatch.delitem(workflow.environment, "XDG_CACHE_HOME", raising=False)
+    ended = workflow.snakemake("--dry-run", config=workflow.experiment())
+    assert ended.code == 0, ended.text
+    assert ended.jobs["cell"] == 3
