@@ -7,11 +7,20 @@ import json
 
 import pytest
 import torch
-from cases.kineto_traces import ALL_REDUCE, COPY, GEMM, TWO_STEPS, kernel, trace_text, write
+from cases.kineto_traces import (
+    ALL_REDUCE,
+    COPY,
+    GEMM,
+    TWO_STEPS,
+    kernel,
+    metadata,
+    trace_text,
+    write,
+)
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.report.traces import kineto_file
-from ddlbench.report.traces.breakdown import break_down, breakdowns_of, trace_files
+from ddlbench.report.traces.breakdown import break_down, breakdowns_of, lines_of, trace_files
 from ddlbench.report.traces.kineto_file import TraceFile, read_trace
 
 KERNELS = [kernel(GEMM, 0, 10), kernel(ALL_REDUCE, 20, 30, 20), kernel(COPY, 40, 50)]
@@ -172,6 +181,17 @@ def test_a_folder_gives_its_files_in_the_order_of_ranks(tmp_path):
         ("a.json", 1),
         ("c.json", None),
     ]
+
+
+def test_ranks_without_a_trace_are_named(tmp_path):
+    for rank in (0, 2, 3):
+        (tmp_path / f"{rank}.json").write_text(
+            json.dumps({**metadata(rank, size=6), "traceEvents": TWO_STEPS})
+        )
+    actual = breakdowns_of([tmp_path])
+    assert "of 6 ranks, no trace of 1, 4, 5." in "\n".join(lines_of(actual))
+    write(tmp_path / "unnamed.json", TWO_STEPS, rank=None)  # may be of any rank
+    assert not any(each.notes for each in breakdowns_of([tmp_path]))
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):

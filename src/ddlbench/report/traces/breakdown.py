@@ -30,14 +30,14 @@ Source: github.com/facebookresearch/HolisticTraceAnalysis, hta/analyzers and hta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import duration_text
+from ddlbench.common.quantities import duration_text, few
 from ddlbench.common.screen import paragraph, table
 from ddlbench.common.statistics import grouped
 from ddlbench.report.labels import span_text
@@ -53,6 +53,7 @@ from ddlbench.report.traces.kineto_file import (
 _LAUNCH_DELAY_US = 30
 _CAUSES = ("idle_host", "idle_launch", "idle_other")
 _US = 1e-6
+_FEW_RANKS = 4
 
 
 class Intervals(NamedTuple):
@@ -159,7 +160,18 @@ def break_down(traces: Sequence[Trace], *, last_step: bool = False) -> list[Brea
         ConfigError: a trace has neither work of devices nor operators.
     """
     names = set().union(*(trace.step_names for trace in traces))
-    return [_of_trace(trace, len(names) > 1 and not last_step, last_step) for trace in traces]
+    done = [_of_trace(trace, len(names) > 1 and not last_step, last_step) for trace in traces]
+    if lacking := _without_trace(traces):
+        done = [replace(each, notes=(*each.notes, lacking)) for each in done]
+    return done
+
+
+def _without_trace(traces: Sequence[Trace]) -> str:
+    """The ranks of the run that have no trace; empty where all have one, or a trace names none."""
+    known = {trace.rank for trace in traces}
+    ranks = max((trace.ranks or 0 for trace in traces), default=0)
+    lacking = [] if None in known else [str(rank) for rank in range(ranks) if rank not in known]
+    return f"of {ranks:,} ranks, no trace of {few(lacking, _FEW_RANKS)}" if lacking else ""
 
 
 def _of_trace(trace: Trace, cut: bool, last_step: bool) -> Breakdown:

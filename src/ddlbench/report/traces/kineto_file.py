@@ -303,6 +303,7 @@ _IDLE_CATEGORIES = frozenset(
 )
 _OPERATORS = frozenset(("cpu_op", "operator", "Operator", "user_annotation", "cpu_instant_event"))
 _MOST_EVENTS = 100_000_000
+_MOST_RANKS = 1_000_000
 COMPUTE, COMMUNICATION, MEMORY, OTHER = range(4)
 
 Times = np.ndarray[Any, np.dtype[np.float64]]
@@ -331,6 +332,7 @@ class Trace:
     Args:
         path: of the file.
         rank: that it names, or None.
+        ranks: of its run, or None.
         work: on devices: begin, end (us), stream, correlation, kind, counted as HTA counts idle.
         launches: on the host: begin, correlation.
         operators: on the host: begin, end, kind; only of a trace without work.
@@ -342,6 +344,7 @@ class Trace:
 
     path: Path
     rank: int | None = None
+    ranks: int | None = None
     work: _Lines = field(
         default_factory=lambda: _Lines("begin", "end", "stream", "link", "kind", "gap")
     )
@@ -473,8 +476,10 @@ def _kind_on_host(name: str) -> int:
 def _describe(trace: Trace, file: TraceFile, reader: _Reader) -> None:
     """Take what the file says of its rank, and note what was wrong with it."""
     about = file.metadata.get("distributedInfo")
-    rank = about.get("rank") if isinstance(about, dict) else None
-    trace.rank = rank if type(rank) is int and 0 <= rank < 2**31 else None
+    if isinstance(about, dict):
+        rank, ranks = about.get("rank"), about.get("world_size")
+        trace.rank = rank if type(rank) is int and 0 <= rank < 2**31 else None
+        trace.ranks = ranks if type(ranks) is int and 0 < ranks <= _MOST_RANKS else None
     if not trace.events:
         cut = ", as its tail is cut off" if file.truncated else ""
         raise ConfigError(
