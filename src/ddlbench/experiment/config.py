@@ -31,7 +31,7 @@ from ddlbench.common.form import Count, Form, InFile, Name, Positive, typed_open
 from ddlbench.common.schema import check, nearest, read_checked, read_yaml
 from ddlbench.experiment.cell import Condition, Matrix, OptionValue, Settings, WrittenCell, axes
 from ddlbench.experiment.dataset_spec import OwnDatasets, declare, declaring_file, refuse_classes
-from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, project_root
+from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, project_file
 from ddlbench.experiment.site import load_site, site_file
 
 FULL = "full"
@@ -354,7 +354,7 @@ def read_papers() -> list[PaperFile]:
     Raises:
         ConfigError: a file is wrong; the message names it.
     """
-    folder = project_root() / "config" / "papers"
+    folder = project_file("config/papers")
     files = [
         read_paper(path)
         for paper in PAPERS
@@ -446,7 +446,7 @@ def _scale(scales: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]
 
 
 def _experiment(name: str, without: Sequence[str] = ()) -> dict[str, Any]:
-    values = read_yaml(project_root() / "config" / "experiments" / f"{name}.yaml")
+    values = read_yaml(project_file(f"config/experiments/{name}.yaml"))
     return {key: value for key, value in values.items() if key not in without}
 
 
@@ -459,7 +459,7 @@ def making_command(site: str, files: Iterable[Path], *, anew: bool = False) -> s
     with suppress(ConfigError):
         launcher = load_site(site).launcher
     with suppress(ConfigError):
-        planned = _site_in(project_root() / CONFIG, site)
+        planned = _site_in(project_file(str(CONFIG)), site)
     files = list(files)
     targets = [shlex.quote(str(file)) for file in files]
     force = ["--force"] if anew else []

@@ -253,6 +253,12 @@ def project_root() -> Path:
     return repository_above() or Path(__file__).resolve().parents[3]
 
 
+def project_file(name: str) -> Path:
+    """A file of the project, which may not exist; short where the working folder is above it."""
+    path, here = project_root() / name, Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def repository_above(here: Path | None = None) -> Path | None:
     """The nearest repository that holds a folder, by default the working one; None if none does."""
     here = here or Path.cwd()

@@ -27,7 +27,7 @@ from ddlbench.experiment.dataset_spec import (
     refuse_classes,
 )
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.paths import check_folder_name, project_root
+from ddlbench.experiment.paths import check_folder_name, project_file
 from ddlbench.experiment.status import Reason
 
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"
@@ -81,7 +81,7 @@ class Accelerator(Form):
 
     def table_file(self, dataset: str, network: str) -> Path:
         """Where the table of a network lies; it may not exist."""
-        return Path(self.profiles) / dataset / f"{network.replace(':', '@')}.csv"
+        return project_file(f"{self.profiles}/{dataset}/{network.replace(':', '@')}.csv")
 
     def variables(self) -> dict[str, str]:
         """Environment variables by which :meth:`of_this_process` works in the ranks of a job."""
@@ -431,7 +431,7 @@ def site_file(name: str) -> Path:
     check_folder_name(Path(name).stem, f"site {shown(name)}: its name is a folder of results")
     if name.endswith((".yaml", ".yml")):
         return Path(name)
-    return project_root() / "config" / "sites" / f"{name}.yaml"
+    return project_file(f"config/sites/{name}.yaml")
 
 
 def load_site(
@@ -449,8 +449,8 @@ def load_site(
     """
     path = site_file(name)
     if not _is_file(path):
-        sites = project_root() / "config" / "sites"
-        remark = nearest(name, [file.stem for file in sites.glob("*.yaml")])
+        sites = project_file("config/sites").glob("*.yaml")
+        remark = nearest(name, [file.stem for file in sites])
         raise ConfigError(f"site {shown(name)} has no file {path}; {remark}")
     return parse_site(read_yaml(path), path, as_example=as_example, real_data=real_data)
 
@@ -501,7 +501,7 @@ def parse_site(
         if keys.get(name) is not None:
             keys[name] = read_form(kind, keys[name])
     if keys.get("accelerator") is not None:
-        keys |= _emulated(keys, where)
+        keys["fabrics"] = _slowed_fabrics(keys, where)
     if devices == "auto":
         if keys["launcher"] != "local" or keys["device"] != "cpu":
             raise ConfigError(
@@ -540,8 +540,8 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """The accelerator of a site, and its fabrics as slow and as narrow as it is.
+def _slowed_fabrics(values: dict[str, Any], where: str) -> dict[str, LinkCondition]:
+    """The fabrics of a site, as slow and as narrow as its accelerator.
 
     Raises:
         ConfigError: the site's other keys do not fit an emulated accelerator.
@@ -551,14 +551,13 @@ def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where}: an emulated accelerator needs device: cpu, and devices_per_node as a number"
         )
     accelerator: Accelerator = values["accelerator"]
-    folder = project_root() / accelerator.profiles
+    folder = project_file(accelerator.profiles)
     if not folder.is_dir():
         raise ConfigError(f"{where}: accelerator.profiles: {folder} is no folder")
-    fabrics = {
+    return {
         name: link.slowed(accelerator.slow_down).shrunk(accelerator.shrink)
         for name, link in values["fabrics"].items()
     }
-    return {"accelerator": replace(accelerator, profiles=str(folder)), "fabrics": fabrics}
 
 
 def _unfilled(values: Any, key: str = "") -> list[str]:

@@ -24,7 +24,7 @@ from ddlbench.common.form import Form, Name
 from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import RESULTS, check_folder_name, profile_file, project_root
+from ddlbench.experiment.paths import RESULTS, check_folder_name, profile_file, project_file
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.registry import mismatch
 from ddlbench.experiment.site import Accelerator
@@ -69,7 +69,7 @@ def device_folder(name: str) -> Path:
         ConfigError: it cannot be the name of a folder.
     """
     check_folder_name(name, f"device {shown(name)}: its name is a folder")
-    return project_root() / "config" / "accelerators" / name
+    return project_file(f"config/accelerators/{name}")
 
 
 def read_device(folder: Path) -> Device:
@@ -203,7 +203,7 @@ def device_tables() -> str:
             "batch_sizes", "largest_batch", "forward_s", "backward_s",
         )
     ]  # fmt: skip
-    root = project_root() / "config" / "accelerators"
+    root = project_file("config/accelerators")
     for folder in sorted(path.parent for path in root.glob(f"*/{DESCRIPTION}")):
         for dataset, network, table in tables_of(folder):
             largest = table.batch_sizes[-1]

@@ -24,7 +24,7 @@ from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.form import Amount, Form, Name, Positive
 from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest, read_checked, read_yaml
-from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.paths import project_file
 
 Array = NDArray[Any]
 
@@ -100,7 +100,7 @@ class Described(Form):
 
     @classmethod
     def _folder(cls) -> Path:
-        return project_root() / "config" / cls.folder
+        return project_file(f"config/{cls.folder}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.paths import checkpoint_dir, expanded, scratch_dir
+from ddlbench.experiment.paths import checkpoint_dir, expanded, project_file, scratch_dir
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +64,14 @@ def test_a_scratch_that_the_image_does_not_show_is_named_with_the_remedy(
     assert scratch_dir(str(tmp_path)) == tmp_path
     with pytest.raises(ConfigError, match=r"/a\.sif does not show .*'--bind, /nowhere/at/all'"):
         scratch_dir("/nowhere/at/all")
+
+
+def test_a_file_of_the_project_is_short_where_the_project_is_entered(tmp_path, monkeypatch):
+    (tmp_path / "Snakefile").touch()
+    (tmp_path / "config" / "sites").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert project_file("config/sites/a.yaml") == Path("config/sites/a.yaml")
+    assert project_file("/elsewhere/a.yaml") == Path("/elsewhere/a.yaml")
+    monkeypatch.chdir(tmp_path / "config")
+    assert project_file("config/a.yaml") == Path("a.yaml")
+    assert project_file("results") == tmp_path / "results"

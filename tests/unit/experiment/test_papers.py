@@ -470,7 +470,7 @@ def test_a_file_that_points_nowhere_is_one_sentence(tmp_path, monkeypatch, chang
     path = folder / "ddlbench" / "fig4.yaml"
     values = dict(FILES["ddlbench/fig4"].values)
     path.write_text(yaml.safe_dump({**values, "paper": {**values["paper"], **change}}))
-    monkeypatch.setattr("ddlbench.experiment.config.project_root", lambda: tmp_path)
+    monkeypatch.setattr("ddlbench.experiment.paths.project_root", lambda: tmp_path)
     with pytest.raises(ConfigError, match=says):
         read_papers()
 
