@@ -31,7 +31,7 @@ import click
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError, printable
-from ddlbench.common.quantities import few
+from ddlbench.common.quantities import counted, few
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.result import InvalidResult, read_result
@@ -269,8 +269,8 @@ def _check_counts(
         if count is not None and count < cell.batch_size:
             source = request_of(cell, site).source
             raise ConfigError(
-                f"{cell.dataset}: {count} training samples of {source} are read, fewer than one "
-                f"mini-batch of {cell.batch_size}; {more_images_or_fewer(cell)}"
+                f"{cell.dataset}: {counted(count, 'training sample')} of {source} for a mini-batch "
+                f"of {cell.batch_size}; {more_images_or_fewer(cell)}"
             )
 
 

@@ -88,4 +88,4 @@ def test_less_than_a_round_is_refused(tmp_path):
     cell = LOCAL_SGD.with_(epochs=1, max_steps=2)
     result, _ = run_one(cell, local_site(tmp_path), tmp_path)
     assert (result["status"], result["reason_code"]) == ("unsupported", "too_few_steps")
-    assert "2 measured steps are fewer than one round of 3" in result["reason"]
+    assert "a round of 3 steps is longer than all measured ones (2)" in result["reason"]

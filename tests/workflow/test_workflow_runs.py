@@ -232,7 +232,7 @@ def test_partial_reports_what_is_there(workflow, first):
     ]
     assert workflow.figures("more") >= FIGURES
     page = (workflow.folder / "results/box/more/report.html").read_text()
-    assert "Unfinished: 3 of 6 cells have not run yet." in page
+    assert "Unfinished: 3 of 6 cells not run yet." in page
 
 
 def test_report_command_works_with_missing_cells(workflow, first):

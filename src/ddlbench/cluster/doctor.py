@@ -78,10 +78,11 @@ def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: st
     hosts = ", ".join(names)
     if len(reports) < nodes:
         which = f" ({hosts})" if hosts else ""
-        says = f"{len(reports)} of {nodes} nodes answered{which}: {error or 'no reason given'}"
+        answered = f"{len(reports)} of {counted(nodes, 'node')} answered{which}"
+        says = f"{answered}: {error or 'no reason given'}"
         findings = [Finding("job", False, says)]
     else:
-        findings = [Finding("job", True, f"{nodes} of {nodes} node(s): {hosts}")]
+        findings = [Finding("job", True, f"{nodes} of {counted(nodes, 'node')}: {hosts}")]
     of_nodes = [_of_node(site, report, nodes) for report in reports]
     # Thing by thing; nodes of which the same is true share a line.
     for of_thing in zip(*of_nodes, strict=True):

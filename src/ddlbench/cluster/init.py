@@ -31,6 +31,7 @@ from ddlbench.cluster.kind_choice import (
 )
 from ddlbench.common.document import parse_yaml, write_text
 from ddlbench.common.errors import ConfigError, file_fault, printable
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.site import parse_site, site_file
 from ddlbench.interconnect.nvidia_programs import P2P, state_of_p2p
 from ddlbench.planning.budget import SPARE_MINUTES, timeouts_within
@@ -82,10 +83,10 @@ def site_text(answers: Answers) -> str:
     limit_s = kind.time_limit_s
     stage_s, cell_s = timeouts_within(limit_s, STAGE_TIMEOUT_S, CELL_TIMEOUT_S)
     limit = "has no limit" if limit_s is None else f"ends jobs after {limit_s / 60:g} min"
-    what = chosen.offer.what if on_gpus else f"{devices} CPU workers"
+    what = chosen.offer.what if on_gpus else counted(devices, "CPU worker")
     if on_gpus and devices != chosen.offer.gpus:
-        what = f"{devices} of {what}" if chosen.offer.gpus else f"{devices} GPUs"
-    shares = f"{chosen.cpus_per_node} cores of a node, shared by its devices"
+        what = f"{devices} of {what}" if chosen.offer.gpus else counted(devices, "GPU")
+    shares = f"{counted(chosen.cpus_per_node, 'core')} of a node, shared by its devices"
     memory = f"{chosen.memory_mb} MB of a node, less a tenth, shared likewise"
     here = f"; here: {','.join(kind.features)}" if kind.features else ""
     constraint = (

@@ -57,7 +57,7 @@ class Offer:
     def what(self) -> str:
         """``4x a100``, ``7x a100_1g.5gb (MIG slices)``, ``64 cores``."""
         if self.gpu_type is None:
-            return f"{self.kind.cpus_per_node} cores"
+            return counted(self.kind.cpus_per_node, "core")
         return f"{self.gpus}x {self.gpu_type or 'GPU'}" + (" (MIG slices)" if self.is_slice else "")
 
     @property

@@ -16,6 +16,7 @@ import click
 
 from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.quantities import counted
 from ddlbench.common.screen import WholeNumber, examples, paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
@@ -280,7 +281,7 @@ def _own_data(
 
 
 def _show_checked(checked: CheckedData) -> None:
-    described = checked.described or f"{checked.read:,} samples can be read"
+    described = checked.described or f"{counted(checked.read, 'sample')} can be read"
     click.echo("\n".join(paragraph(f"{checked.dataset}: {described}", hanging="  ")))
     for fault in checked.faults:
         click.echo(f"  {fault}")  # not wrapped, so that names can be taken from it

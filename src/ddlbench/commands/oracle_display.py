@@ -108,7 +108,8 @@ def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str
     unknown = judged[judged["why_unknown"] != ""].to_dict("records")
     count = len(judged) - len(unknown)
     lines = paragraph(
-        f"{len(departing)} of {count} runs depart over {limit:.0%} from the projection by {source}"
+        f"runs that depart over {limit:.0%} from the projection by {source}: {len(departing)} of "
+        f"{count}"
     )
     lines += table(headings, rows)
     return lines + _grouped(
@@ -135,8 +136,9 @@ def _machine(question: Question) -> str:
     """Network and platform of an answer."""
     platform = question.platform
     return (
-        f"{question.network} on {platform.description}: {platform.devices_per_node} devices a "
-        f"node, {size_text(platform.device.memory_bytes)} a device"
+        f"{question.network} on {platform.description}: "
+        f"{counted(platform.devices_per_node, 'device')} a node, "
+        f"{size_text(platform.device.memory_bytes)} a device"
     )
 
 

@@ -213,7 +213,7 @@ def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) 
     held = question.hold_out
     how = "constants as they are" if held == "none" else f"each {held} held out in turn"
     total, timed = values["rows"], values.get("timed_rows", values["rows"])
-    counts = f"{total:,} rows" + ("" if timed == total else f", {timed:,} with a step")
+    counts = counted(total, "row") + ("" if timed == total else f", {timed:,} with a step")
     lines = paragraph(f"{where}, {counts}, {how}; errors are mean / median in %")
     rows = []
     if _errors(values):

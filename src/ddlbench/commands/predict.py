@@ -181,7 +181,9 @@ def largest_batch(
     memory = batches.roomiest(
         [batches.MemoryOfBatches(cell, site, workload, capacity) for cell in cells]
     )
-    measure = by_workflow(questions, lambda each: f"{each.strategy} with {each.batch_size} samples")
+    measure = by_workflow(
+        questions, lambda each: f"{each.strategy} with {counted(each.batch_size, 'sample')}"
+    )
     largest = batches.largest_batch(
         memory, None if dry_run else measure, lambda each: result_of(each, site.name), trials
     )

@@ -166,7 +166,7 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str, yes: 
         click.confirm(question, abort=True)
     for file in files.values():
         file.unlink()
-    click.echo(f"{len(files)} results deleted")
+    click.echo(f"{counted(len(files), 'result')} deleted")
 
 
 @click.command(epilog=examples("ddlbench report", "ddlbench report --show"))

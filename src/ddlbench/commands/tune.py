@@ -229,7 +229,7 @@ def cost_lines(tuning: Tuning, cost: tuple[Budget, Budget] | None, trials: int) 
     if cost is not None:
         some, every = cost
         return paragraph(
-            f"A search measures up to {min(trials, every.cells)} cells: {_hours(some)}, "
+            f"A search measures up to {counted(min(trials, every.cells), 'cell')}: {_hours(some)}, "
             f"{duration_text(some.run_s_expected)} one after the other. "
             f"All {every.cells}: {_hours(every)}, {duration_text(every.run_s_expected)}."
         )
@@ -240,7 +240,7 @@ def cost_lines(tuning: Tuning, cost: tuple[Budget, Budget] | None, trials: int) 
     every_s = tuning.device_s_all()
     whole = f"; all configurations would take {HOURS.of(every_s):.2g}" if every_s else ""
     return paragraph(
-        f"Measured for this search: {len(tuning.trials)} cells{without_step}, "
+        f"Measured for this search: {counted(len(tuning.trials), 'cell')}{without_step}, "
         f"{HOURS.of(tuning.device_s):.2g} device-hours{whole}. Stopped: {tuning.stopped}."
     )
 

@@ -245,7 +245,7 @@ _WRITE = {
     "greater_than": "is too small; write more than {gt}",
     "less_than_equal": "is too large; write at most {le}",
     "less_than": "is too large; write less than {lt}",
-    "too_short": "has {actual_length} values; write {min_length} or more",
+    "too_short": "has too few values; write {min_length} at least",
     "too_long": "has too many values; write {max_length} at most",
     "string_too_short": "must not be empty",
 }

@@ -61,9 +61,9 @@ def unit_for(value: float, units: Sequence[Unit]) -> Unit:
     return next((unit for unit in units if value >= unit.size), units[-1])
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 cell``, ``1,200 cells``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 cell``, ``1,200 cells``; ``plural`` where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def few(names: Iterable[str], most: int = 2) -> str:

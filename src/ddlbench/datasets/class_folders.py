@@ -144,8 +144,8 @@ def _held_out(whole: FileSplit, split: str, is_shared: bool) -> FileSplit:
     keep = of_split(len(whole), split)
     if not len(keep):
         raise DataError(
-            f"{whole.folder} has {len(whole)} images and no validation split; give it one, or ten "
-            "images or more, of which the tenth is held out"
+            f"{whole.folder} has {counted(len(whole), 'image')} and no validation split; give it "
+            "one, or ten images or more, of which the tenth is held out"
         )
     left_out = whole.left_out if split == "train" else Counter[str]()
     return replace(whole, names=whole.names[keep], labels=whole.labels[keep], left_out=left_out)
@@ -195,8 +195,8 @@ def _as_seen(name: str) -> str:
 def _check_count(train: Path, classes: list[str], spec: DatasetSpec) -> None:
     if len(classes) > spec.num_classes:
         raise DataError(
-            f"{train} has {len(classes)} class folders, but {spec.label} has {spec.num_classes} "
-            "classes; check the data source"
+            f"{train} has {counted(len(classes), 'class folder')}, but {spec.label} has "
+            f"{spec.num_classes} classes; check the data source"
         )
 
 

@@ -39,6 +39,7 @@ from ddlbench.common.document import read_object, write_json, write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
 from ddlbench.common.owner import boot_id
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import data_path
@@ -182,9 +183,10 @@ def _check_record(path: Path, expected: Record) -> str | None:
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     if present["files"] != expected["files"]:
-        return f"{path} holds {present['files']} files instead of {expected['files']}"
+        return f"{path} holds {counted(present['files'], 'file')} instead of {expected['files']}"
     if present["size_bytes"] != expected["size_bytes"]:
-        return f"{path} has {present['size_bytes']} bytes instead of {expected['size_bytes']}"
+        size = counted(present["size_bytes"], "byte")
+        return f"{path} has {size} instead of {expected['size_bytes']}"
     if present["crc32"] != expected["crc32"]:
         return f"{path} has other contents than were written"
     return None

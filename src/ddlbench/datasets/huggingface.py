@@ -229,7 +229,8 @@ def _token_split(
     if len(whole) < wanted:
         without = "" if shards.val else " and no validation split"
         raise DataError(
-            f"{root} has {len(tokens)} tokens in {split if shards.val else 'all'}{without}, but "
+            f"{root} has {counted(len(tokens), 'token')} in "
+            f"{split if shards.val else 'all'}{without}, but "
             f"{counted(wanted, 'sequence')} of {spec.label} take "
             f"{wanted * spec.sequence_length + 1}, the last label included; write more tokens"
         )

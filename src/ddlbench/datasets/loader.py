@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.files import DataError
 from ddlbench.datasets.synthetic import CounterRng
 
@@ -133,8 +134,8 @@ class BatchLoader:
             raise ValueError(f"shard {shard} is not in 0..{num_shards - 1}")
         if len(dataset) < global_batch:
             raise DataError(
-                f"the dataset has {len(dataset)} samples, fewer than one global batch of "
-                f"{global_batch}; use a larger data scale or a smaller batch"
+                f"the dataset has {counted(len(dataset), 'sample')}, fewer than one global batch "
+                f"of {global_batch}; use a larger data scale or a smaller batch"
             )
         self.dataset = dataset
         self.global_batch = global_batch

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ddlbench.common.errors import shown
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.class_folders import SPLIT_NAMES, is_hidden, lies_there, listed
 from ddlbench.datasets.files import HELD_OUT, DataError, of_split, reading
 from ddlbench.experiment.dataset_spec import DatasetSpec
@@ -76,8 +77,8 @@ class Shards:
             return np.arange(count)
         if count < HELD_OUT:
             raise DataError(
-                f"{root} has {count} samples and no validation split; give it one, or write "
-                f"{HELD_OUT} samples or more, of which the tenth is held out"
+                f"{root} has {counted(count, 'sample')} and no validation split; give it one, or "
+                f"write {HELD_OUT} samples or more, of which the tenth is held out"
             )
         return of_split(count, split)
 

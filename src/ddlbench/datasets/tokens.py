@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.class_folders import (
     SPLIT_NAMES,
     deeper,
@@ -160,7 +161,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> TokenSplit:
     whole = TokenSplit(_map(path, _token_bytes(path, spec), spec), spec.sequence_length)
     if shared and len(whole) < HELD_OUT:
         raise DataError(
-            f"{path} has {len(whole)} sequences of {spec.sequence_length} tokens and no "
+            f"{path} has {counted(len(whole), 'sequence')} of {spec.sequence_length} tokens and no "
             f"validation split; write tokens of {HELD_OUT} sequences or more"
         )
     return whole.part(split) if shared else whole
@@ -196,8 +197,9 @@ def _map(path: Path, token_bytes: int, spec: DatasetSpec) -> np.ndarray:
             )
         if size // token_bytes <= spec.sequence_length:
             raise DataError(
-                f"{path} has {size // token_bytes} tokens, but one sequence of {spec.label} takes "
-                f"{spec.sequence_length + 1}, its last label included; write more tokens"
+                f"{path} has {counted(size // token_bytes, 'token')}, but one sequence of "
+                f"{spec.label} takes {spec.sequence_length + 1}, its last label included; write "
+                "more tokens"
             )
         tokens = np.asarray(np.memmap(path, f"<u{token_bytes}", "r"))
         problem = _not_tokens(path, tokens, spec.num_classes)

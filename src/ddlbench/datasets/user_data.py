@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlbench.common.quantities import counted
 from ddlbench.datasets import cifar
 from ddlbench.datasets.class_folders import left_out_text, lies_there, listed
 from ddlbench.datasets.files import (
@@ -76,9 +77,9 @@ class UserData:
         """``36 images in 3 classes (12 for validation), 6 files left out: .heic``."""
         train, val = self.samples["train"], self.samples["val"]
         if not self.classes:
-            return f"{train:,} sequences ({val:,} for validation)"
+            return f"{counted(train, 'sequence')} ({val:,} for validation)"
         plural = "class" if self.classes == 1 else "classes"
-        text = f"{train:,} images in {self.classes:,} {plural} ({val:,} for validation)"
+        text = f"{counted(train, 'image')} in {self.classes:,} {plural} ({val:,} for validation)"
         if self.left_out:
             number, _, kinds = left_out_text(self.left_out).partition(":")
             text += f", {number} left out:{kinds}"

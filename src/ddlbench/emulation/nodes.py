@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.emulation.namespaces import (
     INTERFACE,
     NETWORK,
@@ -95,7 +96,7 @@ class EmulatedNodes:
         fewest, most = 1 if per_node > 1 else 2, _MOST_ENDS // per_node
         if not fewest <= nodes <= most:
             each = "" if per_node == 1 else f" of {per_node} devices"
-            raise ConfigError(f"{nodes} emulated nodes{each}: write {fewest} to {most}")
+            raise ConfigError(f"{counted(nodes, 'emulated node')}{each}: write {fewest} to {most}")
         first = ipaddress.ip_network(NETWORK).network_address + _FIRST_ADDRESS
         self._addresses = [str(first + index) for index in range(nodes * per_node)]
         self.hosts = {f"node{index}": self._addresses[index * per_node] for index in range(nodes)}

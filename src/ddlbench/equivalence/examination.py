@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.equivalence.look import Expected, Look, look_at, tiny_cells
 from ddlbench.equivalence.one_device import (
     RankTraining,
@@ -189,7 +190,8 @@ def _other_losses(expected: Expected, workers: Sequence[tuple[int, RankTraining]
     """Which rank has another number of losses than there are steps; empty if none has."""
     for number, rank in workers:
         if len(rank.losses) not in (0, expected.steps):
-            return f"rank {number} has losses of {len(rank.losses)} steps, not {expected.steps}"
+            steps = counted(len(rank.losses), "step")
+            return f"rank {number} has losses of {steps}, not {expected.steps}"
     return ""
 
 

@@ -154,7 +154,7 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
     }
     parts.provenance["settings"] = settings
     display = LinksDisplay(f"links {name}")
-    starts = f"{nodes * devices} processes start"
+    starts = "processes start"
     display.begin(starts, plan.before_s + plan.sweeps_s, plan.after_s)
     try:
         with fabric_up(site, name, (nodes, devices)) as fabric:

@@ -41,6 +41,7 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.interconnect.nvidia_programs import (
     NVBANDWIDTH,
     P2P,
@@ -129,7 +130,7 @@ def _node_type(provenance: dict[str, Any]) -> str:
     gpus = provenance["gpu_models"]
     if gpus:
         return f"{len(gpus)}x {gpus[0]}"
-    return f"{provenance['cpu_model']}, {provenance['cpu_count']} cores"
+    return f"{provenance['cpu_model']}, {counted(provenance['cpu_count'], 'core')}"
 
 
 _REPEATS = 5

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import estimate_bytes
@@ -390,8 +391,9 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
         if partial:
             use = "uses" if len(partial) == 1 else "use"
             yield (
-                f"{len(partial)} of {len(to_run)} cells to run {use} part of a node, but "
-                "slurm.exclusive holds whole nodes; the device-hours count all of their devices"
+                f"{len(partial)} of {counted(len(to_run), 'cell')} to run {use} part of a node, "
+                "but slurm.exclusive holds whole nodes; the device-hours count all of their "
+                "devices"
             )
     known = site.known_fabrics
     for fabric in sorted({cell.fabric for cell in to_run} - known):

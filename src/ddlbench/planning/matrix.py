@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import NAMED, Cell, parse_geometry
 from ddlbench.experiment.config import Experiment, each, parse_experiment
@@ -316,15 +317,15 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
     strategy = strategy_of(cell.strategy, site.accelerator)
     dataset = DATASETS[cell.dataset]
     images = dataset.num_images("train", cell.data_scale)
-    counted = cell.data_source == "synthetic" or bool(dataset.source)
-    if images < cell.batch_size and counted:
+    known = cell.data_source == "synthetic" or bool(dataset.source)
+    if images < cell.batch_size and known:
         return Reason(
             "too_few_images",
-            f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
-            + more_images_or_fewer(cell),
+            f"a mini-batch of {cell.batch_size} is more than "
+            f"{counted(images, 'training image')}; {more_images_or_fewer(cell)}",
         )
     few = too_few_steps(cell, strategy, images // cell.batch_size)
-    if few is not None and counted:
+    if few is not None and known:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason

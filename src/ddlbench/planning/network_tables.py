@@ -38,7 +38,7 @@ from pathlib import Path
 
 from ddlbench.common.document import csv_rows
 from ddlbench.common.form import Form
-from ddlbench.common.quantities import few
+from ddlbench.common.quantities import counted, few
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 
@@ -66,11 +66,11 @@ LIMIT_COLUMNS = ("network", "dataset", "split", "count", "layer")
 DIMENSIONS = {"width": -1, "height": -2, "depth": -3}
 DIMENSION_NAMES = {dim: name for name, dim in DIMENSIONS.items()}
 _NOUNS = {
-    "height": "rows",
-    "width": "columns",
-    "depth": "planes",
-    "filter": "filters",
-    "channel": "input channels",
+    "height": "row",
+    "width": "column",
+    "depth": "plane",
+    "filter": "filter",
+    "channel": "input channel",
 }
 
 
@@ -82,7 +82,7 @@ def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
     earlier = ", or end the split before it (until: auto)" if split in DIMENSIONS else ""
     return Reason(
         "too_few_to_split",
-        f"layer {layer} has {count} {_NOUNS[split]}, too few for {devices} devices; "
+        f"layer {layer} has {counted(count, _NOUNS[split])}, too few for {devices} devices; "
         f"use {count} at most{earlier}",
     )
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.schedules import (
@@ -96,7 +97,7 @@ class Pipeline:
         """Raises ConfigError unless a profile has as many blocks as the plan."""
         if profiled != self.blocks:
             raise ConfigError(
-                f"the profile has {profiled} blocks, the plan cuts {self.blocks}: "
+                f"the profile has {counted(profiled, 'block')}, the plan cuts {self.blocks}: "
                 "profile the network again"
             )
 

@@ -189,7 +189,7 @@ def _why_not_dealt(cell: Cell, dealt: Sequence[int], stages: int, count: int | N
     if count is not None and sum(dealt) != count:
         return Reason(
             "wrong_balance",
-            f"balance {written} deals {sum(dealt)} blocks, {cell.network} has {count}",
+            f"balance {written} deals {counted(sum(dealt), 'block')}, {cell.network} has {count}",
         )
     return None
 

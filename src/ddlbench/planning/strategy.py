@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.common.entry_points import described, why_no_target, within
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.quantities import counted
 from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -291,7 +292,7 @@ class Strategy:
         It follows the strategy's label in tables and figures.
         """
         samples = self.samples_per_update(cell, details)
-        return f"{samples} samples an update" if samples != cell.batch_size else ""
+        return f"{counted(samples, 'sample')} an update" if samples != cell.batch_size else ""
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
         """All options: the cell's own, and defaults for the others."""
@@ -491,6 +492,6 @@ def too_few_steps(cell: Cell, strategy: Strategy, steps_per_epoch: int) -> str |
         return None
     return Reason(
         "too_few_steps",
-        f"{measured} measured steps are fewer than one round of {round_steps}, so they may hold no "
-        "communication; raise max_steps, epochs or data_scale",
+        f"a round of {round_steps} steps is longer than all measured ones ({measured}), so they "
+        "may hold no communication; raise max_steps, epochs or data_scale",
     )

@@ -195,7 +195,7 @@ def _reasons(ranking: Ranking) -> str:
     alike = [candidate for candidate in ranking.not_ranked if candidate.code == code]
     example = min(alike, key=lambda c: c.room.needed_bytes if c.room else math.inf)
     reason = str(example.reason).partition("; ")[0].rstrip(".")
-    of_all = f"{count} of {len(ranking.candidates)} strategies"
+    of_all = f"{count} of {counted(len(ranking.candidates), 'strategy', 'strategies')}"
     if example.room and count > 1:
         least = reason.removeprefix("does not fit: ")
         return f"{of_all} do not fit; {example.label} needs least ({least})"

@@ -40,6 +40,7 @@ from annotated_types import Ge
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import grouped
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.strategy import known_strategy
@@ -311,7 +312,9 @@ def calibrated(
         compute_s=compute_s + min(0.0, exposed_s),  # less than all messages cannot be exposed
         bubble_s=bubble_s,
         exposed_communication_s=max(0.0, exposed_s),
-        notes=joined(prediction.notes, f"calibrated by {len(constants.cells)} cells measured here"),
+        notes=joined(
+            prediction.notes, f"calibrated by {counted(len(constants.cells), 'cell')} measured here"
+        ),
         interval_s=None,
     )
     if constants.ratio is None:

@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed import Store
 
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.loader import ImageDataset
 from ddlbench.datasets.loading import open_held
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
@@ -313,7 +314,10 @@ class _OneDevice:
         weights = 0 if limit_bytes is None else _parameter_bytes(needs)
         for batch_size in needs.step_batches:
             if batch_size > len(dataset):
-                notes.append(f"no steps at batch size {batch_size}: {len(dataset)} training images")
+                notes.append(
+                    f"no steps at batch size {batch_size}: "
+                    f"{counted(len(dataset), 'training image')}"
+                )
                 continue
             entries = [step.entry for step in measured]
             try:

@@ -51,6 +51,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import round_means
 from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
@@ -331,7 +332,9 @@ def measure_alone(
     entries = []
     for cell in cells:
         if cell.batch_size > len(dataset):
-            notes.append(f"no device of {cell.strategy} alone: {len(dataset)} training images")
+            notes.append(
+                f"no device of {cell.strategy} alone: {counted(len(dataset), 'training image')}"
+            )
             continue
         try:
             entries.append(_lone_run(cell, dataset, device, budget_s / len(cells)))

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.document import write_text
+from ddlbench.common.quantities import counted
 from ddlbench.common.screen import named_lines, paragraph
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
@@ -306,7 +307,7 @@ def _labels(case: Mapping[str, Any]) -> tuple[str, ...]:
         network_label(case["network"]),
         dataset_label(case["dataset"]),
         f"{case['nodes']}x{case['devices_per_node']}",
-        f"{case['batch_size']} samples a step",
+        f"{counted(case['batch_size'], 'sample')} a step",
         str(settings.get("fabric", "default")),
         str(settings.get("precision", "fp32")),
     )

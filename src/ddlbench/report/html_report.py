@@ -331,7 +331,9 @@ def make_html_report(
     slow = [(f"{row.name}, {row.when}", evidence(row)) for row in slow_of(rows, site, results)]
     inputs = PageInputs(page.parent, tables, read, slow)
     count, missing = len(read.measurements), (read.measurements["status"] == Status.NOT_RUN).sum()
-    unfinished = f"Unfinished: {missing} of {count} cells have not run yet." if missing else ""
+    unfinished = (
+        f"Unfinished: {missing} of {counted(count, 'cell')} not run yet." if missing else ""
+    )
     text = html_page(
         "html_report.html",
         title=f"{experiment} on {site.name}, {counted(count, 'cell')}",

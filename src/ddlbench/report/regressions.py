@@ -382,7 +382,9 @@ def _verdict(
     ratio = None if samples is None else _ratio(before, after, samples, noise)
     if after.failed and not before.failed:
         runs = after.runs + after.failed
-        return made(Verdict.FAILED, f"{after.failed} of {runs} runs: {after.reason}", ratio)
+        return made(
+            Verdict.FAILED, f"{after.failed} of {counted(runs, 'run')}: {after.reason}", ratio
+        )
     if ratio is None:
         why = _unlike_beds(before, after) or next(
             f"in {tree} {each.reason}"

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ddlbench.common.document import UnreadableJson, digest_of
 from ddlbench.common.errors import ConfigError, printable, unplaced
+from ddlbench.common.quantities import counted
 from ddlbench.common.run_noise import Sample, median_error
 from ddlbench.common.statistics import grouped, round_means
 from ddlbench.experiment.cell import Cell
@@ -212,7 +213,9 @@ def _with_site(runs: list[Run]) -> list[Run]:
 
 def _refuse(name: str, faults: Sequence[str]) -> None:
     if faults:
-        more = f" ({len(faults) - 1} more files are unreadable)" if len(faults) > 1 else ""
+        more = (
+            f" (and {counted(len(faults) - 1, 'more unreadable file')})" if len(faults) > 1 else ""
+        )
         raise ConfigError(f"{faults[0]}{more}; {name} holds no other result")
     raise ConfigError(
         f"{name} holds no result.json; give a folder in which cells were measured, as "

@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import grouped
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import RankEntry, Result, cell_result
@@ -253,8 +254,8 @@ def slow_of(rows: Sequence[MatrixRow], site: Site, root: Path = RESULTS) -> list
 def evidence(row: SlowDevice) -> str:
     """``1.60 times the others in 9 of 12 cells``."""
     if row.ratio is None:
-        return f"{row.slow_cells} jobs lost it"
-    return f"{row.ratio:.2f} times the others in {row.slow_cells} of {row.cells} cells"
+        return f"{counted(row.slow_cells, 'job')} lost it"
+    return f"{row.ratio:.2f} times the others in {row.slow_cells} of {counted(row.cells, 'cell')}"
 
 
 def slow_lines(rows: Sequence[SlowDevice], site: Site) -> list[str]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.document import read_json, write_json
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Process, a_worker_each
@@ -151,7 +152,11 @@ def _failure(reports: list[dict[str, Any]], processes: int, timed_out: bool) -> 
     if timed_out:
         return "not done within the site's cell_timeout_s"
     missing = processes - len(reports)
-    return f"{missing} of {processes} processes ended without a report" if missing else None
+    return (
+        f"{missing} of {counted(processes, 'process', 'processes')} ended without a report"
+        if missing
+        else None
+    )
 
 
 def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:

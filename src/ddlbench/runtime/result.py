@@ -540,9 +540,9 @@ def rounds_note(round_steps: int, steps: int) -> list[str]:
     if steps % round_steps == 0:
         return []
     return [
-        f"{steps} measured steps are no whole rounds of {round_steps} steps: the step and the rate "
-        f"are of the first {steps - steps % round_steps}, the bytes of all; choose max_steps and "
-        f"epochs so that steps are a multiple of {round_steps}"
+        f"measured steps ({steps}) are no whole rounds of {round_steps} steps: the step and the "
+        f"rate are of the first {steps - steps % round_steps}, the bytes of all; choose max_steps "
+        f"and epochs so that steps are a multiple of {round_steps}"
     ]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from ddlbench.common.document import read_json, write_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.owner import Writer, slurm_job_id
+from ddlbench.common.quantities import counted
 from ddlbench.datasets import StagingError, remove, stage
 from ddlbench.datasets.files import DataError
 from ddlbench.experiment.cell import Cell
@@ -135,7 +136,7 @@ _LATE = "not all"
 
 def _silent_nodes(nodes: int, entries: list[dict[str, Any]], output: str, ended: str) -> str:
     """Which nodes did not answer, and what their set-up commands printed."""
-    sentence = f"only {len(entries)} of {nodes} nodes answered ({ended})"
+    sentence = f"only {len(entries)} of {counted(nodes, 'node')} answered ({ended})"
     if jobs.job_is_forgotten(output):
         return (
             f"{sentence}: SLURM's controller does not know job {slurm_job_id()} any more, "

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import psutil
 from torch import nn
 
+from ddlbench.common.quantities import counted
 from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_held
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -398,9 +399,8 @@ class _Rank:
             validate_every if cell.validate else 0,
         )
         if steps == 0:
-            raise ValueError(
-                f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"
-            )
+            images = counted(len(dataset), "training image")
+            raise ValueError(f"a mini-batch of {cell.batch_size} is more than {images}")
         if (reason := too_few_steps(cell, job.plan.strategy, steps)) is not None:
             raise Unsupported(reason)
         if process.shard < 0 or not process.needs:

@@ -40,6 +40,7 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.owner import Writer
+from ddlbench.common.quantities import counted
 from ddlbench.common.screen import say_error
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
@@ -150,7 +151,7 @@ class Run:
         if not holds_machine(self.site):
             return
         there, cells = len(self.existing_results()), len(self.results())
-        _say(f"drawing what is there ({there} of {cells} cells); Ctrl-C skips this")
+        _say(f"drawing what is there ({there} of {counted(cells, 'cell')}); Ctrl-C skips this")
         try:
             from ddlbench.report.products import make_report  # noqa: PLC0415 - see above
 
@@ -273,7 +274,7 @@ class Run:
     # What Snakemake's own report says.
 
     def title(self) -> str:
-        return f"{self.experiment.name} on {self.site.name}, {len(self.rows)} cells"
+        return f"{self.experiment.name} on {self.site.name}, {counted(len(self.rows), 'cell')}"
 
     def origin(self) -> str:
         """Site, date and commit."""

@@ -389,7 +389,7 @@ def test_one_gpu_will_do_where_devices_share_it(project):
 
 def test_doctor_counts_the_nodes_that_met(project):
     good = judge_nodes(site_of(project), 2, [NODE, {**NODE, "host": "n2"}], "")
-    assert any("2 of 2 node(s): n1, n2" in f.says for f in good)
+    assert any("2 of 2 nodes: n1, n2" in f.says for f in good)
     assert any("reaches the other 1 of 2 nodes" in f.says for f in good)
     findings = judge_nodes(site_of(project), 2, [NODE], "slurmstepd: error: n2 died")
     assert not findings[0].ok

@@ -47,7 +47,7 @@ def test_micro_batches_must_divide_a_workers_samples():
     assert STRATEGY.supports(cell_of(accumulate=3)) is None
     reason = STRATEGY.supports(cell_of(accumulate=5))
     assert reason == (
-        "a worker's 12 samples do not divide into 5 micro-batches (accumulate); "
+        "a worker's share of a mini-batch (12) does not divide into 5 micro-batches (accumulate); "
         "make batch_size a multiple of 20"
     )
     uneven = STRATEGY.supports(cell_of(batch_size=50, accumulate=5))

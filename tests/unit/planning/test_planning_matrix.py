@@ -387,11 +387,11 @@ def test_the_same_by_hand_is_an_error_that_names_it() -> None:
             "site test has 4 nodes of 4 devices, the cell asks for 1x5",
         ),
         ({"data_scale": [0.001]}, {}, "raise data_scale, or lower batch_size (of all devices) or"),
-        ({"data_scale": [0.001]}, {}, "60 training images are fewer than one mini-batch of 64"),
+        ({"data_scale": [0.001]}, {}, "a mini-batch of 64 is more than 60 training images"),
         (
             {"strategy": ["local-sgd"], "max_steps": [1], "epochs": [3]},
             {},
-            "3 measured steps are fewer than one round of 4",
+            "a round of 4 steps is longer than all measured ones (3)",
         ),
         (
             {"data_source": ["real"]},

@@ -281,7 +281,7 @@ def test_a_broken_picture_is_left_out(reported, tmp_path):
 
 def test_an_unfinished_run_says_so(reported):
     page = Page(reported({"gpipe": "not run", "horovod": "not run"}).read_text())
-    assert "Unfinished: 2 of 4 cells have not run yet." in page.text
+    assert "Unfinished: 2 of 4 cells not run yet." in page.text
     assert "Without a measurement" not in page.headings
     assert [row[-1] for row in page.rows[-4:]] == ["ok", "ok", "not run", "not run"]
 

@@ -88,7 +88,7 @@ def test_nan_in_a_field_harms_nobody(tmp_path):
 def test_an_event_with_quotes_in_its_name_is_left_out(tmp_path):
     trace = read_trace(_written(tmp_path, TEXT.replace(ALL_REDUCE, 'say "hello"')))
     assert len(trace.work) == 2
-    assert trace.notes == ["1 events are no JSON and were left out"]
+    assert trace.notes == ["left out: 1 event without JSON"]
 
 
 def test_an_event_without_a_number_for_its_time_is_left_out(tmp_path):

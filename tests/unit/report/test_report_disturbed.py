@@ -182,7 +182,7 @@ def test_forget_deletes_disturbed_results_only(tmp_path, monkeypatch):
         lambda *_: (report_factory.experiment(), site(), rows),
     )
     ended = CliRunner().invoke(commands, ["status", "forget", "--state", "disturbed", "--yes"])
-    assert ended.output == "1 results deleted\n"
+    assert ended.output == "1 result deleted\n"
     left = collect("demo", "local", rows, tmp_path / "results")
     assert by_strategy(left)["status"].to_dict() == {BASE: "ok", "ddp": "not run"}
 

@@ -64,7 +64,7 @@ def test_plan_counts_what_is_read_and_left_out(project, tmp_path):
 def test_too_few_images_cannot_run(project):
     write_experiment(project, batch_size=32)
     _, output = run("plan", "--configfile", "mine.yaml")
-    assert "12 training images are fewer than one mini-batch of 32" in output
+    assert "a mini-batch of 32 is more than 12 training images" in output
 
 
 def measure(file: Path, digest: str) -> Path:
@@ -91,7 +91,7 @@ def test_a_cell_of_other_data_is_named_and_can_be_forgotten(project, tmp_path):
     code, output = run(
         "status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes"
     )
-    assert (code, output, kept.exists()) == (0, "1 results deleted", False)
+    assert (code, output, kept.exists()) == (0, "1 result deleted", False)
     request = DataRequest("photos", source=str(tmp_path / "photos"))
     kept = measure(file, inspect_user_data(request).digest)
     _, output = run("plan", "--configfile", "mine.yaml")

@@ -119,7 +119,7 @@ def test_a_part_of_a_round_is_in_neither_step_nor_rate():
     assert timing.epoch_s == pytest.approx(4 * 0.3)
     assert timing.samples_per_s == pytest.approx(8 / 0.3)
     (note,) = rounds_note(3, 8)
-    assert note.startswith("8 measured steps are no whole rounds of 3 steps")
+    assert note.startswith("measured steps (8) are no whole rounds of 3 steps")
 
 
 def test_a_loss_that_is_no_number_is_null_and_noted():

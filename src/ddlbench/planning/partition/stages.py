@@ -36,6 +36,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.links import Links, read_links
@@ -196,16 +197,16 @@ def _why_none(
     devices, nodes = math.prod(level.machines for level in levels), len(states.nodes)
     if straight and devices > nodes:
         return (
-            f"{nodes} layers cannot make {devices} stages without replication; "
-            f"use at most {nodes} devices or leave --straight out"
+            f"{counted(nodes, 'layer')} cannot make {devices} stages without replication; "
+            f"use at most {counted(nodes, 'device')} or leave --straight out"
         )
     if memory is None:
-        return f"no partition of {nodes} layers over {devices} devices exists"
+        return f"no partition of {counted(nodes, 'layer')} over {counted(devices, 'device')} exists"
     alone = states.fixed_bytes + max(memory.node_bytes(node) for node in states.nodes)
     return (
-        f"the network does not fit: no partition over {devices} devices keeps each within "
-        f"{memory.limit_bytes:,.0f} bytes (its largest layer alone needs {alone:,.0f} bytes); give "
-        "more memory, more devices or a smaller batch"
+        f"the network does not fit: no partition over {counted(devices, 'device')} keeps each "
+        f"within {memory.limit_bytes:,.0f} bytes (its largest layer alone needs {alone:,.0f} "
+        "bytes); give more memory, more devices or a smaller batch"
     )
 
 

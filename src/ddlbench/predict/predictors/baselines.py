@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
+from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
@@ -149,7 +150,7 @@ class DataExtrapolation(BuiltInPredictor):
                         self.name,
                         compute_s=median(round_means(steps_s, round_steps).tolist()),
                         limits=("needs the whole machine for a short run",),
-                        notes=(f"first {len(steps_s)} steps of repeat 0",),
+                        notes=(f"first {counted(len(steps_s), 'step')} of repeat 0",),
                     )
         raise NotPredictable("the cell's repeat 0 has no measured steps")
 

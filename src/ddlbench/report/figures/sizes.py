@@ -27,6 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.registry import BASE
 from ddlbench.report.labels import case_title, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
@@ -72,7 +73,7 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     title = ""
     if content["geometries"]:
         case = content["geometries"][0]["case"]
-        title = case_title(case, f"{case['batch_size']} samples a step", geometry=False)
+        title = case_title(case, f"{counted(case['batch_size'], 'sample')} a step", geometry=False)
     page = lay_out(
         "What do more devices bring?",
         _legend(points),

@@ -222,7 +222,7 @@ def _planned(
 ) -> tuple[tuple[Box, ...], str]:
     """Planned boxes, or the reason why there are none."""
     if schedule.schedule.world_size != len(rows):
-        return (), f"the schedule is of {schedule.schedule.world_size} devices, the plan is not"
+        return (), "the schedule is of another number of devices than the plan"
     if not measured:
         return boxes_of(schedule, unit_durations(schedule.schedule.num_stages)), ""
     durations, missing = measured_durations(schedule, measured, rows)

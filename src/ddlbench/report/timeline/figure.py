@@ -141,8 +141,8 @@ class Lesson:
         if self.durations and len(self.durations) != stages:
             numbers = ",".join(f"{duration:g}" for duration in self.durations)
             raise ConfigError(
-                f"--durations {numbers}: {self.schedule} has {stages} stages here; write a number "
-                "for each"
+                f"--durations {numbers}: {self.schedule} has {counted(stages, 'stage')} here; "
+                "write a number for each"
             )
         return self.durations or (1.0,) * stages
 

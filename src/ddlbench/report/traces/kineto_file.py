@@ -42,6 +42,7 @@ from typing import IO, Any
 import numpy as np
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.quantities import counted
 
 _CHUNK = 4 * 2**20
 _LONGEST_EVENT = 2**20  # characters; a longer one is taken for damage
@@ -489,13 +490,13 @@ def _describe(trace: Trace, file: TraceFile, reader: _Reader) -> None:
     if file.truncated:
         trace.notes.append("the file is cut off: events after its end are missing")
     if file.unreadable:
-        trace.notes.append(f"{file.unreadable} events are no JSON and were left out")
+        trace.notes.append(f"left out: {counted(file.unreadable, 'event')} without JSON")
     if reader.odd:
-        trace.notes.append(f"{reader.odd} events have no number for a time and were left out")
+        trace.notes.append(f"left out: {counted(reader.odd, 'event')} without a number for a time")
     if len(trace.devices) > 1:
         trace.notes.append(f"{len(trace.devices)} devices are in one trace and count as one")
     if trace.renamed:
         trace.notes.append(
-            f"{trace.renamed} kernels of other libraries than NCCL count as communication; HTA "
-            "takes them for computation"
+            "communication includes kernels of other libraries than NCCL "
+            f"({trace.renamed}); HTA takes them for computation"
         )

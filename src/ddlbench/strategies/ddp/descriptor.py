@@ -145,8 +145,8 @@ class DistributedDataParallel(DataParallel):
         if cell.batch_size % cell.devices == 0 and cell.batch_size // cell.devices % count:
             return Reason(
                 "uneven_batch",
-                f"a worker's {cell.batch_size // cell.devices} samples do not divide into "
-                f"{count} micro-batches (accumulate); make batch_size a multiple of "
+                f"a worker's share of a mini-batch ({cell.batch_size // cell.devices}) does not "
+                f"divide into {count} micro-batches (accumulate); make batch_size a multiple of "
                 f"{cell.devices * count}",
             )
         return super().supports(cell)

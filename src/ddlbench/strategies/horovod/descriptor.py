@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Natural, Positive
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
@@ -96,9 +97,9 @@ class Horovod(DataParallel):
         if during == 0:
             return ()
         return (
-            f"Horovod's autotuner tried {during} settings in the measured steps, after {before} in "
-            f"warm-up: steps have different buffers and cycles (see {details['autotune_log']}); "
-            "raise warmup_steps to measure what it chose",
+            f"Horovod's autotuner tried {counted(during, 'setting')} in the measured steps, after "
+            f"{before} in warm-up: steps have different buffers and cycles (see "
+            f"{details['autotune_log']}); raise warmup_steps to measure what it chose",
         )
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:

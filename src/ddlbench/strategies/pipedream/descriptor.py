@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ddlbench.common.form import Natural
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
@@ -270,7 +271,8 @@ class PipeDream(StagedStrategy):
         if replicas is not None and sum(replicas) != cell.devices:
             return Reason(
                 "uneven_groups",
-                f"replicas {options.replicas} use {sum(replicas)} devices of {cell.devices}; "
+                f"replicas {options.replicas} use {sum(replicas)} of "
+                f"{counted(cell.devices, 'device')}; "
                 f"write one number for each stage that add up to {cell.devices}",
             )
         if options.vertical_sync and options.stage_all_reduce == "async":

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
@@ -101,7 +102,7 @@ class PipeDreamExecutor(Executor):
         device = self.context.devices[0]
         if self.stages[-1][1] != len(network):
             raise Unsupported(
-                f"balance {self.planned.balance} deals {self.stages[-1][1]} blocks, "
+                f"balance {self.planned.balance} deals {counted(self.stages[-1][1], 'block')}, "
                 f"the network has {len(network)}",
                 code="wrong_balance",
             )

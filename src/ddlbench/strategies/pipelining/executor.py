@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
 from ddlbench.planning.schedules import Action, Schedule
@@ -55,7 +56,8 @@ class PipelineExecutor(Executor):
         self.blocks = [range(first, last) for first, last, _ in details.stages]
         if self.blocks[-1].stop != len(network):
             raise Unsupported(
-                f"the plan deals {self.blocks[-1].stop} blocks to {len(self.blocks)} stages, but "
+                f"the plan deals {counted(self.blocks[-1].stop, 'block')} to "
+                f"{counted(len(self.blocks), 'stage')}, but "
                 f"the network has {len(network)}",
                 code="wrong_balance",
             )

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
@@ -156,8 +157,8 @@ class TorchGPipe(Strategy):
         parts = len(plan.processes[0].devices)
         if len(blocks) < parts:
             raise ConfigError(
-                f"{workload.network} has {len(blocks)} blocks, too few for {parts} devices; "
-                "use fewer devices"
+                f"{workload.network} has {counted(len(blocks), 'block')}, too few for {parts} "
+                "devices; use fewer devices"
             )
         if rule == "time":
             costs = [b.forward.at(micro_batch) + b.backward.at(micro_batch) for b in blocks]
@@ -173,8 +174,10 @@ class TorchGPipe(Strategy):
             counts = [int(count) for count in rule.split("+")]
         if sum(counts) != len(blocks) or len(counts) != parts:
             raise ConfigError(
-                f"balance {rule} deals {sum(counts)} blocks to {len(counts)} devices; "
-                f"{workload.network} has {len(blocks)} blocks, the cell {parts} devices"
+                f"balance {rule} deals {counted(sum(counts), 'block')} to "
+                f"{counted(len(counts), 'device')}; "
+                f"{workload.network} has {counted(len(blocks), 'block')}, the cell "
+                f"{counted(parts, 'device')}"
             )
         ends = list(itertools.accumulate(counts))
         return [blocks[end - count : end] for count, end in zip(counts, ends, strict=True)]

@@ -57,6 +57,7 @@ from torchgpipe.checkpoint import enable_recomputing, is_recomputing
 from torchgpipe.stream import use_device
 
 from ddlbench.common.errors import first_line
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.networks.emulated import QueuedDevices, queued_devices
 from ddlbench.networks.foreign import seeded
@@ -170,7 +171,8 @@ def choose_balance(
     blocks, parts = len(network), len(devices)
     if blocks < parts:
         raise Unsupported(
-            f"the network has {blocks} blocks, too few for {parts} devices", code="too_few_blocks"
+            f"the network has {counted(blocks, 'block')}, too few for {parts} devices",
+            code="too_few_blocks",
         )
     if rule == "time":
         return list(balance_by_time(parts, network, sample, device=devices[0]))
@@ -186,7 +188,8 @@ def choose_balance(
     balance = [int(part) for part in rule.split("+")]
     if sum(balance) != blocks or len(balance) != parts:
         raise Unsupported(
-            f"balance {rule} deals {sum(balance)} blocks to {len(balance)} devices, "
+            f"balance {rule} deals {counted(sum(balance), 'block')} to "
+            f"{counted(len(balance), 'device')}, "
             f"the network has {blocks} for {parts}",
             code="wrong_balance",
         )
