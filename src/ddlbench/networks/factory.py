@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -136,6 +137,7 @@ def _made(network: str, factory: Any, spec: DatasetSpec) -> Any:
     Raises:
         ConfigError: it ends Python, as ``argparse`` does with arguments of another program.
     """
+    process = os.getpid()
     try:
         return factory(spec)
     except SystemExit as error:
@@ -143,6 +145,9 @@ def _made(network: str, factory: Any, spec: DatasetSpec) -> Any:
             f"network {network!r} cannot be built for {spec.name}: it ends Python (exit status "
             f"{error.code}); read no command line in it, and return the network"
         ) from error
+    finally:
+        if os.getpid() != process:  # a fork that goes on would do all that follows once more
+            os._exit(0)
 
 
 def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:

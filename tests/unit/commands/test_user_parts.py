@@ -62,6 +62,29 @@ def test_built_in_networks_and_generated_data_start_nothing(
     assert not try_user_parts(LOCAL, _rows(BASE)).operations
 
 
+FORKS = """
+import os, time
+from torch import nn
+def net(spec):
+    if os.fork() == 0:
+        time.sleep(0.2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.image_bytes, spec.num_classes))
+def other(spec):
+    time.sleep(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.image_bytes, 20), nn.Linear(20, 10))
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_that_a_network_lets_go_on_answers_nothing(folder: Path) -> None:
+    (folder / "own_forks.py").write_text(FORKS)
+    rows = _rows(*(BASE.with_(network=f"own_forks:{name}") for name in ("net", "other")))
+    assert try_user_parts(LOCAL, rows).operations == {
+        ("own_forks:net", "cifar10"): 2 * 3072 * 10,
+        ("own_forks:other", "cifar10"): 2 * (3072 * 20 + 20 * 10),
+    }
+
+
 @pytest.mark.slow
 def test_a_network_is_tried_once_until_its_file_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch

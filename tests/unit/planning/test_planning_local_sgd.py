@@ -45,4 +45,6 @@ def test_a_round_must_fit_the_measured_steps():
     cell = cell_of(average_every_steps=8).with_(epochs=2)
     assert too_few_steps(cell, STRATEGY, 4) is None
     reason = too_few_steps(cell.with_(max_steps=3), STRATEGY, 100)
-    assert reason is not None and "a round of 8 steps is longer than all measured ones (6)" in reason
+    assert (
+        reason is not None and "a round of 8 steps is longer than all measured ones (6)" in reason
+    )
