@@ -388,7 +388,7 @@ class Document(Generic[_Form]):
         error: exception class for an invalid file.
         newer: exception class for a file of a newer version; ``error`` if left out.
         instead: what to do with a file that cannot be read, or with one of a newer version if not
-            to update the checkout; ``{where}`` in it is the file.
+            to update the checkout; or a function that says so of a place.
         remade: a file that cannot be read is made anew without that.
     """
 
@@ -400,18 +400,18 @@ class Document(Generic[_Form]):
         error: type[Exception],
         *,
         newer: type[Exception] | None = None,
-        instead: str = "move the file away to make it anew",
+        instead: str | Callable[[str], str] = "move the file away to make it anew",
         remade: bool = False,
     ) -> None:
         self._form, self._version = form, version
         self._noun, self._error = noun, error
         self._newer, self._instead, self._remade = newer or error, instead, remade
 
-    def _cure(self, where: object) -> str:
+    def _cure(self, where: str) -> str:
         return "" if self._remade else f"; {self._what_instead(where)}"
 
-    def _what_instead(self, where: object) -> str:
-        return self._instead.replace("{where}", str(where))
+    def _what_instead(self, where: str) -> str:
+        return self._instead if isinstance(self._instead, str) else self._instead(where)
 
     def parse(self, value: object, where: str) -> _Form:
         """Read the JSON form of the document.
@@ -472,7 +472,7 @@ class Document(Generic[_Form]):
             reason = unplaced(path, file_fault(error) or str(error))  # with its cure
             raise self._error(f"{path}: not a readable {self._noun}: {reason}") from error
         except UnreadableJson as error:
-            fault = f"not a readable {self._noun}: {error}{self._cure(path)}"
+            fault = f"not a readable {self._noun}: {error}{self._cure(str(path))}"
             raise self._error(f"{path}: {fault}") from error
         return self.parse(value, str(path))
 

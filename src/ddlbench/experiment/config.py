@@ -31,7 +31,7 @@ from ddlbench.common.form import Count, Form, InFile, Name, Positive, typed_open
 from ddlbench.common.schema import check, nearest, read_checked, read_yaml
 from ddlbench.experiment.cell import Condition, Matrix, OptionValue, Settings, WrittenCell, axes
 from ddlbench.experiment.dataset_spec import OwnDatasets, declare, declaring_file, refuse_classes
-from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, project_file
+from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, RESULTS, project_file
 from ddlbench.experiment.site import load_site, site_file
 
 FULL = "full"
@@ -470,6 +470,14 @@ def making_command(site: str, files: Iterable[Path], *, anew: bool = False) -> s
         with suppress(ConfigError):
             planned = _site_in(Path(declared), "local")
     return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])
+
+
+def making_anew(where: str) -> str:
+    """What to do with a file of the workflow that cannot be read."""
+    path = Path(where)
+    if not path.is_relative_to(RESULTS):
+        return "replace it, or take another one"
+    return f"make it anew: {making_command(path.parts[1], [path], anew=True)}"
 
 
 def _site_in(experiment: Path, otherwise: str) -> str:

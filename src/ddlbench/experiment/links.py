@@ -18,7 +18,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import HockneyFit
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.common.quantities import MB
-from ddlbench.experiment.paths import AGAIN
+from ddlbench.experiment.config import making_anew
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]
@@ -230,9 +230,7 @@ class Links(Form):
     provenance: Mapping[str, Any]
 
 
-_DOCUMENT = Document(
-    Links, LINKS_VERSION, "links file", ConfigError, instead=f"make it anew: {AGAIN}"
-)
+_DOCUMENT = Document(Links, LINKS_VERSION, "links file", ConfigError, instead=making_anew)
 
 
 def write_links(path: Path, links: Links) -> None:
@@ -254,10 +252,7 @@ def read_links(path: Path) -> Links:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give its links.json")
     if not path.is_file():
-        raise ConfigError(
-            f"{path}: no such links file; `snakemake --profile profiles/local links` measures it "
-            "(or profiles/slurm)"
-        )
+        raise ConfigError(f"{path}: no such links file; {making_anew(str(path))}")
     links = _DOCUMENT.read(path)
     _check_shapes(links, str(path))
     return links

@@ -37,8 +37,6 @@ from ddlbench.common.errors import ConfigError, obstacle, shown
 _IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 
 RESULTS = Path("results")
-AGAIN = "snakemake --profile profiles/local --force {where} (or profiles/slurm)"
-"""The command that makes a file anew that cannot be read."""
 LINKS_FILE = "links.json"
 PROGRESS_FILE = "progress.json"
 QUEUED_FILE = "queued.json"

@@ -17,7 +17,7 @@ from ddlbench.common.document import Document, read_once
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.experiment.cell import Cell, from_path, in_path
-from ddlbench.experiment.paths import AGAIN
+from ddlbench.experiment.config import making_anew
 
 PROFILE_VERSION = 1
 
@@ -241,9 +241,7 @@ class Profile(Form):
     provenance: Mapping[str, Any]
 
 
-_DOCUMENT = Document(
-    Profile, PROFILE_VERSION, "profile", InvalidProfile, instead=f"make it anew: {AGAIN}"
-)
+_DOCUMENT = Document(Profile, PROFILE_VERSION, "profile", InvalidProfile, instead=making_anew)
 
 
 def write_profile(path: Path, profile: Profile) -> None:

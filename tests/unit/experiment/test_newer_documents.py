@@ -83,8 +83,8 @@ def test_another_version_that_is_not_higher_is_invalid(version, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("read", "error", "cure"),
     [
-        (read_links, ConfigError, r"make it anew: snakemake .*--force \S+some.json"),
-        (read_profile, InvalidProfile, r"make it anew: snakemake .*--force \S+some.json"),
+        (read_links, ConfigError, "replace it, or take another one$"),
+        (read_profile, InvalidProfile, "replace it, or take another one$"),
         (read_choice, ConfigError, "move the file away to make it anew$"),
     ],
 )
@@ -94,4 +94,17 @@ def test_a_damaged_file_that_is_not_made_anew_by_itself_says_what_to_do(
     path = tmp_path / "some.json"
     path.write_text(text)
     with pytest.raises(error, match=f"; {cure}"):
+        read(path)
+
+
+@pytest.mark.parametrize("read", [read_links, read_profile])
+def test_a_damaged_file_of_the_workflow_is_made_anew_by_its_command(
+    read, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("results/local/some.json")
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    command = f"snakemake --profile profiles/local --force {path}"
+    with pytest.raises(ConfigError, match=f"make it anew: {command}"):
         read(path)
