@@ -32,7 +32,7 @@ from ddlbench.common.schema import check, nearest, read_checked, read_yaml
 from ddlbench.experiment.cell import Condition, Matrix, OptionValue, Settings, WrittenCell, axes
 from ddlbench.experiment.dataset_spec import OwnDatasets, declare, declaring_file, refuse_classes
 from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, RESULTS, project_file
-from ddlbench.experiment.site import load_site, site_file
+from ddlbench.experiment.site import load_site, site_file, written_site
 
 FULL = "full"
 LAPTOP = "laptop"
@@ -455,9 +455,9 @@ def making_command(site: str, files: Iterable[Path], *, anew: bool = False) -> s
 
     ``anew`` also makes those that are there.
     """
-    launcher, planned = "<slurm or local>", site
+    launcher, planned, written = "<slurm or local>", site, written_site(site)
     with suppress(ConfigError):
-        launcher = load_site(site).launcher
+        launcher = load_site(written).launcher
     with suppress(ConfigError):
         planned = _site_in(project_file(str(CONFIG)), site)
     files = list(files)
@@ -465,11 +465,13 @@ def making_command(site: str, files: Iterable[Path], *, anew: bool = False) -> s
     force = ["--force"] if anew else []
     words = ["snakemake", "--profile", f"profiles/{launcher}", *force, *targets]
     declared = declaring_file(part for file in files for part in file.parts)
-    if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
+    if declared is not None and site_file(written) != Path(declared) and Path(declared).is_file():
         words += ["--configfile", shlex.quote(declared)]
         with suppress(ConfigError):
             planned = _site_in(Path(declared), "local")
-    return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])
+    if planned != site or written != site:
+        words += ["--config", shlex.quote(f"site={written}")]
+    return " ".join(words)
 
 
 def making_anew(where: str) -> str:

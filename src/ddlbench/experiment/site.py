@@ -434,6 +434,14 @@ def site_file(name: str) -> Path:
     return project_file(f"config/sites/{name}.yaml")
 
 
+_WRITTEN: dict[str, str] = {}  # what the user wrote for a site, by its name
+
+
+def written_site(name: str) -> str:
+    """How a command names a site of this name: by its path if it was last read from one."""
+    return _WRITTEN.get(name, name)
+
+
 def load_site(
     name: str, *, as_example: bool = False, real_data: Mapping[str, str] | None = None
 ) -> Site:
@@ -452,6 +460,7 @@ def load_site(
         sites = project_file("config/sites").glob("*.yaml")
         remark = nearest(name, [file.stem for file in sites])
         raise ConfigError(f"site {shown(name)} has no file {path}; {remark}")
+    _WRITTEN[path.stem] = name
     return parse_site(read_yaml(path), path, as_example=as_example, real_data=real_data)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import making_command
 from ddlbench.experiment.site import Accelerator, Site, load_site, shrunk_bytes
 
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8)
@@ -249,3 +250,16 @@ def test_links_by_hand_say_what_a_node_sends(tmp_path: Path) -> None:
     )
     site = _load(tmp_path, f"device: cpu\nlauncher: local\n{links}\n")
     assert site.interconnect.links["default"].node_bytes_per_s == 2e9
+
+
+def test_a_command_names_a_site_by_the_path_from_which_it_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.yaml"
+    path.write_text(
+        "description: mine\ndevice: cpu\nlauncher: slurm\nscratch: /tmp\ndevices_per_node: 2\n"
+    )
+    load_site(str(path))
+    command = making_command("elsewhere", [Path("results/elsewhere/x.json")])
+    assert "--profile profiles/slurm" in command
+    assert command.endswith(f"--config site={path}")
+    load_site("local")
+    assert "--config" not in making_command("local", [Path("results/local/x.json")])
