@@ -94,10 +94,22 @@ def rendezvous_address(site: Site, nodes: int) -> tuple[str, str | None]:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """An inheritable socket that listens on a port, by default a free one, of ``address``."""
+    """An inheritable socket that listens on a port, by default a free one, of ``address``.
+
+    Raises:
+        ConfigError: nobody would reach it, as in a container whose loopback is down.
+    """
     # Without it a port that ``keep_port`` keeps could not be taken over.
     reuse_port = hasattr(socket, "SO_REUSEPORT")
-    listener = socket.create_server((address, port), backlog=128, reuse_port=reuse_port)
+    try:
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            sender.connect((address, 1))  # sends nothing; a port may be bound where no way leads
+        listener = socket.create_server((address, port), backlog=128, reuse_port=reuse_port)
+    except OSError as error:
+        raise ConfigError(
+            f"ranks cannot meet at {address} of {socket.gethostname()}: {error.strerror}; bring "
+            "the network interface of this address up (of 127.0.0.1: ip link set lo up)"
+        ) from error
     listener.set_inheritable(True)
     return listener
 

@@ -1,9 +1,11 @@
 """The port of a rendezvous belongs to a run from its choice to its end."""
 
+import errno
 import socket
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.runtime.addresses import keep_port, listen
 
 HOST = "127.0.0.1"
@@ -27,3 +29,14 @@ def test_a_kept_port_is_free_when_it_is_closed():
     keep_port(listener).close()
     with socket.socket() as other:
         other.bind((HOST, port))
+
+
+def test_an_address_without_a_way_to_it_is_one_sentence(monkeypatch):
+    """As in a container whose loopback is down: a port may be bound, and nobody reaches it."""
+
+    def unreachable(*_arguments):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    with pytest.raises(ConfigError, match=f"meet at {HOST} .*unreachable; bring"):
+        listen(HOST)
