@@ -363,7 +363,6 @@ class Manifest(Form):
         schema_version: of this file.
         dataset, format, scale, seed, source: of the request.
         content_version: of the generator.
-        source_digest: empty; it is part of every digest of this version.
         images: images of each split.
         total_bytes: sum over all files, the manifest itself excluded.
         files: path relative to the folder -> record; JPEG files have one record per class folder.
@@ -378,7 +377,6 @@ class Manifest(Form):
     seed: int
     source: str
     content_version: int
-    source_digest: str
     images: dict[str, int]
     total_bytes: int
     files: Records
@@ -408,7 +406,6 @@ class Manifest(Form):
         return cls(
             schema_version=SCHEMA_VERSION,
             **_request_facts(request),
-            source_digest="",
             images=images,
             total_bytes=sum(record["size_bytes"] for record in files.values()),
             files=files,

@@ -213,8 +213,6 @@ class Budget:
         cells_known_by_operations: known from those of their network, and the site's rate.
         cells_unknown: cells to run that nothing is known of; ``device_s_expected`` lacks them.
         node_disk_bytes: most room that one node's scratch folder needs for datasets.
-        download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
-            site's own.
         data: what lies in folders of the user's own data, a line each.
         warnings: what the user should know before submitting, a sentence each.
     """
@@ -242,7 +240,6 @@ class Budget:
     cells_known_by_operations: int
     cells_unknown: int
     node_disk_bytes: int
-    download_bytes: int
     data: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -303,7 +300,6 @@ def estimate(
         cells_known_by_operations=likeness["operations"],
         cells_unknown=likeness[None],
         node_disk_bytes=node_disk_bytes(to_run, site),
-        download_bytes=0,
         data=user_parts.data,
         warnings=(
             *_warnings(rows, to_run, site),

@@ -108,7 +108,6 @@ def test_nothing_is_there(tmp_path: Path) -> None:
         3,
     )
     assert cost.slurm_jobs == 0
-    assert cost.download_bytes == 0
     assert cost.warnings == ()
 
 
