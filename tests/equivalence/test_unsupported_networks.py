@@ -46,7 +46,7 @@ def refused(cell: Cell, rank: int, store: Store | None) -> str:
             "spatial",
             "alexnet",
             {},
-            "layer features_5 (MaxPool2d) has 1 rows, too few for 2 devices",
+            "layer features_5 (MaxPool2d) has 1 row, too few for 2 devices",
         ),
         ("parameter-server", "weightless", {}, "the network has no trained weights"),
         (

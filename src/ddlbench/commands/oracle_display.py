@@ -108,8 +108,8 @@ def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str
     unknown = judged[judged["why_unknown"] != ""].to_dict("records")
     count = len(judged) - len(unknown)
     lines = paragraph(
-        f"runs that depart over {limit:.0%} from the projection by {source}: {len(departing)} of "
-        f"{count}"
+        f"{len(departing)} of {counted(count, 'run')} depart over {limit:.0%} from the projection "
+        f"by {source}"
     )
     lines += table(headings, rows)
     return lines + _grouped(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.common.entry_points import described, why_no_target, within
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.quantities import counted
 from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -292,7 +291,7 @@ class Strategy:
         It follows the strategy's label in tables and figures.
         """
         samples = self.samples_per_update(cell, details)
-        return f"{counted(samples, 'sample')} an update" if samples != cell.batch_size else ""
+        return f"{samples} samples an update" if samples != cell.batch_size else ""
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
         """All options: the cell's own, and defaults for the others."""

@@ -20,7 +20,6 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import PaperFile, read_papers
 from ddlbench.experiment.registry import BASE
@@ -157,9 +156,8 @@ def comparison_markdown() -> str:
     unmeasured = int((alone["published"].notna() & alone["measured"].isna()).sum())
     unprinted = int((alone["published"].isna() & alone["measured"].notna()).sum())
     summary = (
-        "without a cell of the same dataset, network, strategy and devices here: "
-        f"{counted(unmeasured, 'printed value')}; not printed, or not digitised: "
-        f"{counted(unprinted, 'value')} of ours."
+        f"{unmeasured} printed values have no cell of the same dataset, network, strategy and "
+        f"devices here. {unprinted} of our values are not printed, or not digitised."
     )
     return "\n".join([*lines, "", summary])
 

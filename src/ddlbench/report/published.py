@@ -42,7 +42,6 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import counted
 from ddlbench.common.schema import nearest, read_yaml
 from ddlbench.experiment.config import Paper, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -221,7 +220,7 @@ def _micro_batches() -> pd.DataFrame:
 
 def micro_batches_text(chunks: float, size: float) -> str:
     """How a batch is cut, as a condition."""
-    return f"{counted(int(chunks), 'micro-batch', 'micro-batches')} of {size:g}"
+    return f"{chunks:g} micro-batches of {size:g}"
 
 
 def _throughputs() -> pd.DataFrame:

@@ -343,7 +343,7 @@ def test_own_data_is_counted(folder: Path) -> None:
     halves = real.with_(data_scale=0.5)
     actual = try_user_parts(site, _rows(real, halves)).images
     assert actual == {("cifar10", 1.0): 200, ("cifar10", 0.5): 100}
-    with pytest.raises(ConfigError, match=r"200 training .* fewer than one mini-batch of 256"):
+    with pytest.raises(ConfigError, match=r"200 training samples .* for a mini-batch of 256"):
         try_user_parts(site, _rows(real.with_(batch_size=256)))
 
 

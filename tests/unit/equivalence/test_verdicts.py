@@ -61,7 +61,7 @@ def test_a_loss_is_that_of_the_rank_s_shard():
     assert verdict(rank(0), rank(1, losses=[])).kind == "equal"
     made = verdict(rank(0), rank(1, losses=[4.0, 3.5]))
     assert made.reason == "the loss of step 1 on rank 1 differs by 5.0e-01"
-    assert verdict(rank(losses=[2.0])).reason == "rank 0 has losses of 1 steps, not 2"
+    assert verdict(rank(losses=[2.0])).reason == "rank 0 has losses of 1 step, not 2"
 
 
 def test_statistics_of_other_samples_are_not_compared():

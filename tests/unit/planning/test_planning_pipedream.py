@@ -176,7 +176,7 @@ OWN_NETWORK = "my.module:network"
         (_cell("4x4", "model-parallel-p2p", "resnet18"), "14 blocks, too few for 16 stages"),
         (_cell("4x4", network="resnet18", replicas="8+8"), None),
         (_cell("4x4", network="resnet18", replicas="8+8", balance="blocks"), "few for 16 devices"),
-        (_cell(replicas="2+1"), "use 3 devices of 4; write one number for each stage that add up"),
+        (_cell(replicas="2+1"), "use 3 of 4 devices; write one number for each stage that add up"),
         (_cell(balance="3+20"), "balance 3+20 has 2 parts for 4 stages"),
         (_cell(balance="3+20", replicas="3+1"), None),
         (_cell(balance="3+9", replicas="3+1"), "balance 3+9 deals 12 blocks, vgg11 has 23"),

@@ -81,7 +81,7 @@ def test_partitions_by_rule():
     assert sorted(sizes["time"]) == [2, 3]
     with pytest.raises(ConfigError, match=r"balance 4\+4 deals 8 blocks to 2 devices"):
         partitions_of(workload, plan_with("4+4"))
-    with pytest.raises(ConfigError, match="has 1 blocks, too few for 2 devices"):
+    with pytest.raises(ConfigError, match="has 1 block, too few for 2 devices"):
         partitions_of(make.workload(parameters=(1,)), plan_with("time"))
 
 

@@ -12,6 +12,7 @@ from predict_results import write_ok
 
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 
 CASE = (
@@ -55,7 +56,7 @@ def test_the_workflow_measures_and_the_search_is_kept(measured_ids, tmp_path) ->
     ended = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--trials", "2"])
     assert ended.exit_code == 0, ended.output
     assert 1 <= len(measured_ids) <= 2
-    assert f"Measured for this search: {len(measured_ids)} cells" in ended.output
+    assert f"Measured for this search: {counted(len(measured_ids), 'cell')}" in ended.output
     path = tmp_path / "results/local/tunings/pipe-gpipe/mnist/vgg11/1x2/batch_size=16/tuning.json"
     kept = json.loads(path.read_text())
     assert [trial["cell_id"] for trial in kept["trials"]] == measured_ids

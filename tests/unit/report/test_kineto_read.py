@@ -95,7 +95,7 @@ def test_an_event_without_a_number_for_its_time_is_left_out(tmp_path):
     odd = [{**KERNELS[0], "ts": "soon"}, {**KERNELS[0], "dur": {}}, {**KERNELS[0], "ts": 1e300}]
     trace = read_trace(_written(tmp_path, trace_text([*KERNELS, *odd])))
     assert len(trace.work) == 3
-    assert "3 events have no number" in trace.notes[0]
+    assert "3 events without a number" in trace.notes[0]
 
 
 @pytest.mark.parametrize(

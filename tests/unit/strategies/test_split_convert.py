@@ -56,7 +56,7 @@ def test_imagenet_splits_by_rows_filters_and_channels(network):
             "cifar10",
             "height",
             2,
-            "layer features_20 (MaxPool2d) has 1 rows, too few for 2",
+            "layer features_20 (MaxPool2d) has 1 row, too few for 2",
         ),
         (
             "vgg16",
