@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.partition import COST_MODELS, Chain, Level, Node, partition
 from ddlbench.planning.partition.stages import PlacedStage, StageLinks, period_of
 from ddlbench.planning.pipeline import Stage
@@ -86,3 +87,9 @@ def test_replicas_meet_over_the_links_that_they_span(nodes, released, paper) -> 
     placed = _placed((0, 1, nodes))
     assert period_of(chain, placed, links, "released")[0] == pytest.approx(released)
     assert period_of(chain, placed, links, "paper")[0] == pytest.approx(paper)
+
+
+def test_an_unknown_cost_model_is_one_sentence() -> None:
+    chain, levels = _chain([1.0, 1.0], [6.0, 0.0], [0.0, 12.0]), [Level(2, 6.0)]
+    with pytest.raises(ConfigError, match="unknown cost model 'guess'; known: paper, released"):
+        partition(chain, levels, model="guess")

@@ -81,7 +81,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import nearest
 from ddlbench.planning.partition.graph import Array, LayerGraph, MemoryLimit, Node, States
 from ddlbench.planning.partition.thresholds import Integers, Thresholds
 
@@ -160,6 +161,17 @@ COST_MODELS = {
         lambda time, weights, r, level, _: _paper_stage(time, weights, r, level), _paper_other
     ),
 }
+
+
+def cost_model(name: str) -> CostModel:
+    """The model of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in COST_MODELS:
+        raise ConfigError(f"unknown cost model {shown(name)}; {nearest(name, COST_MODELS)}")
+    return COST_MODELS[name]
 
 
 _MANY = 64

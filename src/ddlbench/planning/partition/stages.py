@@ -44,12 +44,12 @@ from ddlbench.experiment.paths import links_file
 from ddlbench.experiment.profile import Profile
 from ddlbench.planning.partition.graph import Array, Chain, LayerGraph, MemoryLimit, States
 from ddlbench.planning.partition.programme import (
-    COST_MODELS,
     CostModel,
     GraphStates,
     Level,
     Piece,
     all_states,
+    cost_model,
     graph_states,
     lowest,
     next_nodes,
@@ -102,9 +102,9 @@ def partition(
         memory: of a device; None for no limit.
 
     Raises:
-        ConfigError: no partition exists or fits.
+        ConfigError: no partition exists or fits, or there is no such model.
     """
-    costs = COST_MODELS[model]
+    costs = cost_model(model)
     period, pieces = solve(states, levels, costs, straight)
     if memory is not None and pieces and not _fits(pieces, states, memory):
         period, pieces = solve(states, levels, costs, straight, memory)
@@ -152,7 +152,7 @@ def _states_to_cut(
     limited = memory is not None
     closed = all_states(graph, _MOST_LIMITED_STATES if limited else _MOST_STATES)
     if closed is not None:
-        return graph_states(graph, closed, COST_MODELS[model].antichains)
+        return graph_states(graph, closed, cost_model(model).antichains)
 
     def cuts_of(states: GraphStates) -> tuple[float, list[int]]:
         try:
@@ -237,7 +237,7 @@ def period_of(
 
     The chain is at the batch size of one replica, and ``stages`` hold all of its nodes.
     """
-    costs = COST_MODELS[model]
+    costs = cost_model(model)
     longest, sent = 0.0, 0.0
     for number, placed in enumerate(stages):
         inside = (placed.stage.first, placed.stage.last - 1)
