@@ -78,6 +78,7 @@ def read_checked(form: type[_Form], values: Mapping[str, Any], where: str) -> _F
 def nearest(word: object, known: Iterable[str]) -> str:
     """The end of a message: the likely spelling if one is near, else the known words.
 
+    Names that differ from it in digits only are all offered, or all known words if they are many.
     Of very many words only the first are told, so that the message stays a sentence.
     """
     known, small = sorted(known), str(word)[:_LONGEST_WORD].lower()
@@ -86,7 +87,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     longer += [name for name in known if small and name.lower().endswith(f"/{small}")]
     if not close and len(longer) <= _MOST_NEAR:
         close = longer
-    close = close or difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
+    if not close:
+        close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
+        alike = [name for name in known if _without_digits(name) == _without_digits(small)]
+        if set(close) & set(alike):  # one is no nearer than another: lat10 and lat100 to lat20
+            close = alike if len(alike) <= _MOST_NEAR else []
     if close:
         return f"did you mean {_either([repr(name) for name in close])}?"
     shown_words = [
@@ -94,6 +99,10 @@ def nearest(word: object, known: Iterable[str]) -> str:
     ]
     more = f" and {len(known) - len(shown_words)} more" if len(shown_words) < len(known) else ""
     return f"known: {', '.join(shown_words)}{more}" if known else "there are none"
+
+
+def _without_digits(word: str) -> str:
+    return re.sub(r"\d+", "0", word.lower())
 
 
 def _is_integer(_: object, value: object) -> bool:
