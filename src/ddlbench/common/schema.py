@@ -78,10 +78,10 @@ def read_checked(form: type[_Form], values: Mapping[str, Any], where: str) -> _F
 def nearest(word: object, known: Iterable[str]) -> str:
     """The end of a message: the likely spelling if one is near, else the known words.
 
-    Names that differ from it in digits only are all offered, or all known words if they are many.
+    Names that differ from it in digits only are all offered.
     Of very many words only the first are told, so that the message stays a sentence.
     """
-    known, small = sorted(known), str(word)[:_LONGEST_WORD].lower()
+    known, are, small = sorted(known), "known", str(word)[:_LONGEST_WORD].lower()
     close = [name for name in known if name.lower() == small][:1]
     longer = [name for name in known if small and name.lower().startswith(small)]
     longer += [name for name in known if small and name.lower().endswith(f"/{small}")]
@@ -92,13 +92,14 @@ def nearest(word: object, known: Iterable[str]) -> str:
         alike = [name for name in known if _without_digits(name) == _without_digits(small)]
         if set(close) & set(alike):  # one is no nearer than another: lat10 and lat100 to lat20
             close = alike if len(alike) <= _MOST_NEAR else []
+            known, are = alike, "similar"
     if close:
         return f"did you mean {_either([repr(name) for name in close])}?"
     shown_words = [
         word for at, word in enumerate(known) if len(", ".join(known[:at])) < _LONGEST_LIST
     ]
     more = f" and {len(known) - len(shown_words)} more" if len(shown_words) < len(known) else ""
-    return f"known: {', '.join(shown_words)}{more}" if known else "there are none"
+    return f"{are}: {', '.join(shown_words)}{more}" if known else "there are none"
 
 
 def _without_digits(word: str) -> str:

@@ -456,7 +456,10 @@ def test_the_page_has_every_figure() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"published": ["thesis/fig3.9"]}, "paper.published: no file is of 'thesis/fig3.9'; did"),
+        (
+            {"published": ["thesis/fig3.9"]},
+            "paper.published: no file is of 'thesis/fig3.9'; similar: thesis/",
+        ),
         ({"pictures": ["x.png"]}, "pictures.0: 'x.png' does not fit"),
         (
             {"command": "ddlbench report timeline"},
