@@ -7,9 +7,11 @@
                norm                0      0.2 M     0.2 M        128
                ...
 
-Operations run on the device "meta": shapes only. Views cost nothing and are left out. Equal
-operations of a block are one row with their count. ``make tables`` writes the rows of built-in
-networks to ``planning/layer_table.csv``. Other networks are traced when they are needed.
+Operations run on the device "meta": shapes only. Views cost nothing and are left out. Attention
+without a mask of its own is one operation that keeps no scores, as on GPUs (Dao et al.,
+"FlashAttention", 2022). Equal operations of a block are one row with their count. ``make tables``
+writes the rows of built-in networks to ``planning/layer_table.csv``. Other networks are traced when
+they are needed.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -87,6 +91,39 @@ class _Operations(TorchDispatchMode):
         return outputs
 
 
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Attention as GPUs compute it; the device "meta" would take it apart."""
+    original = F.scaled_dot_product_attention
+
+    def fused(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *options: Any,
+        **given: Any,
+    ) -> Tensor:
+        options_of = dict(zip(("dropout_p", "is_causal"), options, strict=False)) | given
+        several = options_of.pop("enable_gqa", False)
+        if attn_mask is not None or several or query.dim() != _BY_HEADS:
+            # No fused kernel is sure to compute it.
+            return original(query, key, value, attn_mask, *options, **given)
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+        outputs, *_ = kernel(query, key, value, None, True, **options_of)
+        return cast(Tensor, outputs)
+
+    F.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = original
+
+
+_BY_HEADS = 4
+"""Dimensions of queries: samples, heads, tokens, features."""
+
+
 def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...]]:
     """Rows of a network on the device "meta", without its name and its dataset's.
 
@@ -117,7 +154,7 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
         if activation.is_floating_point() and rows:
             activation.requires_grad_()
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with torch.enable_grad(), _Operations(network) as operations, hooks:
+        with torch.enable_grad(), _fused_attention(), _Operations(network) as operations, hooks:
             activation = block(activation)
         sizes = (activation.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
         rows += _rows_of_block(name, block, operations.rows, sizes)

@@ -21,7 +21,7 @@ from ddlbench.experiment.registry import NETWORKS
 from ddlbench.networks.factory import skeleton, training_flops
 from ddlbench.networks.flops import step_flops
 from ddlbench.networks.inputs import input_dtype
-from ddlbench.networks.operations import main
+from ddlbench.networks.operations import layer_rows, main
 from ddlbench.planning import layer_table
 from ddlbench.planning.layer_table import REFUSED
 
@@ -71,15 +71,39 @@ def autograd_bytes(network: nn.Module, spec: DatasetSpec, samples: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.parametrize(("network", "dataset"), [("resnet18", "mnist"), ("alexnet", "cifar10")])
+@pytest.mark.parametrize(
+    ("network", "dataset"),
+    [("resnet18", "mnist"), ("alexnet", "cifar10"), ("gpt-tiny", "tokens")],
+)
 def test_blocks_together_keep_what_the_network_does(network: str, dataset: str) -> None:
-    """What one block gives and the next one reads counts once, though both keep it."""
+    """What one block gives and the next one reads counts once, though both keep it.
+
+    Attention keeps no scores.
+    """
     spec = DATASETS[dataset]
     blocks = layer_table.built_in_layers(network, dataset)
     assert blocks is not None
     built = NETWORKS[network](spec)
     few, many = (autograd_bytes(built, spec, samples) for samples in (2, 4))
     assert sum(block.saved_bytes for block in blocks) == pytest.approx((many - few) / 2, rel=0.01)
+
+
+class _Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(28, 2, batch_first=True)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = images.flatten(1, 2)
+        outputs: torch.Tensor = self.heads(tokens, tokens, tokens, need_weights=False)[0]
+        return outputs
+
+
+def test_attention_of_torch_is_one_operation_too() -> None:
+    with torch.device("meta"):
+        network = nn.Sequential(OrderedDict(attending=_Attending()))
+    rows = [row for row in layer_rows(network, DATASETS["mnist"]) if row[1] == "attention"]
+    assert [(operations, read) for _, _, operations, read, *_ in rows] == [(4 * 28**3, 3 * 28**2)]
 
 
 def test_grouped_and_transposed_convolutions_count_what_they_multiply() -> None:
