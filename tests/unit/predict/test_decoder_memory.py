@@ -121,6 +121,20 @@ def test_a_parameter_alone_has_the_bytes_of_its_software(name, bytes_):
     assert held[0] == pytest.approx(bytes_ * 100 * few.layer_parameters[0], rel=1e-6)
 
 
+def test_our_transformers_keep_no_scores():
+    """A sample more of ViT-B takes 121.4 MB on an H200 (docs/validation/gpu/h200/steps.csv)."""
+    vit = {
+        "layers": 12, "hidden_size": 768, "attention_heads": 12, "feed_forward_size": 3072,
+        "gated": 0, "key_value_heads": 12, "sequence_length": 197, "vocabulary": 1000,
+    }  # fmt: skip
+    software = Software.load("ddlbench")
+    few, many = (
+        memory_bytes(decoder("1B", **vit, micro_batch=samples), software, AGAIN, FIRST)[0]
+        for samples in (64, 128)
+    )
+    assert (many - few) / 64 == pytest.approx(121.4e6, rel=0.1)
+
+
 def test_zero_divides_one_more_part_with_each_stage():
     software = nanotron()
     each = [
