@@ -92,10 +92,16 @@ def passes_s(software, **layout):
 def test_zero_sends_as_many_bytes_as_an_all_reduce(name):
     """Rajbhandari et al. (2020), section 7: sums scattered and weights gathered, half each."""
     software = Software.load(name).with_constants(NOTHING)
-    all_reduce_s, zero_s = (
-        passes_s(software, data=64, zero_stage=stage)["gradients"][0] for stage in (0, 2)
-    )
-    assert zero_s == pytest.approx(all_reduce_s)
+
+    def gradients_s(stage, micro_batches):
+        given = {"data": 64, "zero_stage": stage, "micro_batches": micro_batches}
+        return passes_s(software, **given)["gradients"][0]
+
+    all_reduce_s = gradients_s(0, 4)
+    assert gradients_s(1, 4) == pytest.approx(all_reduce_s)
+    assert gradients_s(2, 1) == pytest.approx(all_reduce_s)
+    # Shared gradients are scattered after each micro-batch, weights are gathered once.
+    assert gradients_s(2, 4) == pytest.approx(all_reduce_s * (4 + 1) / 2)
 
 
 def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():

@@ -22,10 +22,10 @@ A stage of a pipeline, and the step::
     step  = work + sum of gradients + ZeRO's gather + update + a fixed time
 
 Gradients are summed bucket by bucket; each bucket has the latency of every node. ZeRO 1 and 2
-scatter the sums, half an all-reduce, and gather weights, the other half. FSDP (ZeRO 3)
-gathers a layer's weights before each pass and scatters its gradients, prefetched: messages are one
-more part of the power mean, and nothing is added but the update. In groups of z replicas (HSDP) the
-groups then sum their shares.
+scatter the sums, half an all-reduce (ZeRO 2 after each micro-batch), and gather weights, the other
+half. FSDP (ZeRO 3) gathers a layer's weights before each pass and scatters its gradients,
+prefetched: messages are one more part of the power mean, and nothing is added but the update. In
+groups of z replicas (HSDP) the groups then sum their shares.
 
 Context parallelism passes keys and values round c devices, 4 g n h / t bytes each time, another
 part of the power mean. Experts get their tokens by two exchanges of all with all in a pass, k n h
@@ -334,7 +334,9 @@ class _Step:
         between = (zero >= 1) & ~self._sharded
         scattered = between & (self._software.zero_sums == "scattered")
         passes = np.where(scattered, 1, 2)  # round the ring
-        summed = passes * (message * moved + bucket_s / 2 * nodes * buckets)
+        # ZeRO 2 keeps no whole gradients to which a later micro-batch could add.
+        sums = np.where(zero == 2, table["micro_batches"], 1)
+        summed = sums * passes * (message * moved + bucket_s / 2 * nodes * buckets)
         gradients = np.where(members > 1, summed + np.where(between, gathered, 0.0), 0.0)
         divided = zero >= 1
         updated = others / np.where(divided, table.sharers, 1.0)
