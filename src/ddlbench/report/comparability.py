@@ -29,6 +29,7 @@ before and after its training::
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -287,7 +288,7 @@ def other_than_base(base: Result, cell: Result) -> str:
     return next((note.clause for note in notes if note.about in _CALLED), "")
 
 
-def unlike_repeats(runs: pd.DataFrame, *, forbid: bool) -> list[Note]:
+def unlike_repeats(runs: Sequence[Mapping[Any, Any]], *, forbid: bool) -> list[Note]:
     """A note for each thing in which the repeats of one cell differ, as their median hides it.
 
     Args:
@@ -300,15 +301,13 @@ def unlike_repeats(runs: pd.DataFrame, *, forbid: bool) -> list[Note]:
             kind.name,
             ", ".join(dict.fromkeys(texts)),
         )
-        for kind, texts in _apart(runs[[kind.name for kind in _KINDS]].to_dict("records"))
+        for kind, texts in _apart(runs)
     ]
 
 
-def have_no_ratio(runs: pd.DataFrame) -> bool:
+def have_no_ratio(runs: Sequence[Mapping[Any, Any]]) -> bool:
     """Whether some of these measurements differ from the others in what forbids a ratio."""
-    return any(
-        len({text for text in runs[kind.name] if text}) > 1 for kind in _KINDS if kind.forbids
-    )
+    return any(len({run[kind.name] for run in runs} - {""}) > 1 for kind in _KINDS if kind.forbids)
 
 
 def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]]]:
@@ -390,8 +389,8 @@ def differ(one_s: float, other_s: float) -> bool:
     return max(one_s, other_s) > (1 + UNSTEADY_LIMIT) * min(one_s, other_s)
 
 
-def repeats_are_unsteady(runs: pd.DataFrame) -> bool:
+def repeats_are_unsteady(runs: Sequence[Mapping[Any, Any]]) -> bool:
     """Whether the probes of repeats differ so much; never where computation is emulated."""
-    probes_s = runs["probe_s"].dropna()
-    apart = len(probes_s) > 1 and differ(probes_s.min(), probes_s.max())
-    return bool(apart and not runs["emulated"].any())
+    probes_s = [run["probe_s"] for run in runs if not math.isnan(run["probe_s"])]
+    apart = len(probes_s) > 1 and differ(min(probes_s), max(probes_s))
+    return apart and not any(run["emulated"] for run in runs)

@@ -197,8 +197,9 @@ def _frame(fields_of: Callable[[str], Iterable[Any]], columns: Sequence[Column])
 
 def _fields(values: Iterable[Any], kind: Kind) -> list[Any]:
     _, unknown, read = _READERS[kind]
-    return [unknown if _is_unknown(value) else read(value) for value in values]
+    return [unknown if is_unknown(value) else read(value) for value in values]
 
 
-def _is_unknown(value: Any) -> bool:
+def is_unknown(value: Any) -> bool:
+    """Whether a field holds nothing."""
     return value is pd.NA or value in (None, "") or (isinstance(value, float) and math.isnan(value))
