@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -398,16 +396,3 @@ def test_the_job_holds_the_whole_site_unless_links_are_given():
     given = replace(cluster, interconnect=by_hand(default=TABLE))
     job = links_request(given, "default")
     assert (job.nodes, job.mpi, job.gres) == (1, None, "gpu:1")
-
-
-def test_planning_and_parsing_need_no_torch():
-    code = (
-        "import sys\n"
-        "import ddlbench.interconnect.time_plan, ddlbench.interconnect.p2p\n"
-        "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.links\n"
-        "import ddlbench.interconnect.measure, ddlbench.interconnect.measure\n"
-        "import ddlbench.interconnect.pair_matrix, ddlbench.report.drawing\n"
-        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'horovod')])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -1,8 +1,5 @@
 """Every predictor against numbers worked by hand from its equation."""
 
-import subprocess
-import sys
-
 import predict_factory as make
 import pytest
 from predict_factory import MB
@@ -283,17 +280,6 @@ def test_a_predictor_refuses_what_it_does_not_speak_of():
         predictor_of("eq1")
     with pytest.raises(ConfigError, match="is not a predictor"):
         predictor_of("ddlbench.experiment.cell:Cell")
-
-
-def test_the_reading_wing_needs_no_torch():
-    modules = [target.partition(":")[0] for target in PREDICTORS.values()]
-    modules += [
-        "ddlbench.predict.evaluate",
-        "ddlbench.predict.recommender_score",
-        "ddlbench.predict.recommend",
-    ]
-    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_serial_hides_nothing():

@@ -94,19 +94,6 @@ def test_every_field_of_a_result_is_explained():
     assert not missing, f"describe it in experiment/result.py: {missing}"
 
 
-def test_reports_need_no_torch():
-    code = (
-        "import sys, ddlbench.report, importlib\n"
-        "from ddlbench.report.registry import FIGURES\n"
-        "[importlib.import_module(f.draw.split(':')[0]) for f in FIGURES.values()]\n"
-        "wings = 'datasets networks runtime'.split()\n"
-        "wing = ['torch', *(f'ddlbench.{w}' for w in wings)]\n"
-        "print([m for m in sys.modules if m.startswith(tuple(wing))])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_choosing_figures_needs_no_library_that_draws():
     code = (
         "import sys\n"
