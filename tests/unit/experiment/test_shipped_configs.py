@@ -154,9 +154,9 @@ KEPT_GB = {"mnist": 16, "cifar10": 14, "imagenet": 17, "highres": 44}
 @pytest.mark.parametrize("dataset", KEPT_GB)
 def test_equal_batches_on_one_device(dataset: str) -> None:
     torch = pytest.importorskip("torch")
-    from ddlbench.networks import build
+    from ddlbench.networks.factory import skeleton
 
-    network = build("resnet152", DATASETS[dataset], seed=0).to("meta")
+    network = skeleton("resnet152", DATASETS[dataset])
     weights = {id(parameter) for parameter in network.parameters()}
     kept: dict[int, Any] = {}
 

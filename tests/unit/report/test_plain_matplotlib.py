@@ -54,9 +54,7 @@ def plain(tmp_path_factory) -> str:
     return drawn(tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize(
-    "backend", ["module://matplotlib_inline.backend_inline", "nonsense", "TkAgg", ""]
-)
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", ""])
 def test_the_backend_of_the_shell_does_not_matter(backend: str, tmp_path, plain) -> None:
     assert drawn(tmp_path, MPLBACKEND=backend) == plain
 
