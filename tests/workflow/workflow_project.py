@@ -55,11 +55,7 @@ class Workflow:
             copy(PROJECT / part, self.folder / part)
         # The package too: a test touches it, and its mtime in your checkout is yours.
         self.package = self.folder / "src" / "ddlbench"
-        shutil.copytree(
-            PROJECT / "src" / "ddlbench",
-            self.package,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        shutil.copytree(PROJECT / "src" / "ddlbench", self.package)
         self.scratch = folder / "scratch"
         self.fixed = folder / "fixed"
         site = {
