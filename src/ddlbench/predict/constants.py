@@ -19,7 +19,7 @@ import yaml
 from annotated_types import Gt
 from numpy.typing import NDArray
 
-from ddlbench.common.document import write_text
+from ddlbench.common.document import read_once, write_text
 from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.form import Amount, Form, Name, Positive
 from ddlbench.common.quantities import counted
@@ -86,8 +86,7 @@ class Described(Form):
         if not path.is_file():
             near = nearest(name, cls.names())
             raise ConfigError(f"{cls.noun} {name!r} has no file {path}; {near}")
-        described = read_checked(cls, read_yaml(path), str(path))
-        described.check(str(path))
+        described: Self = _described(path, cls)
         return described
 
     @classmethod
@@ -101,6 +100,13 @@ class Described(Form):
     @classmethod
     def _folder(cls) -> Path:
         return project_file(f"config/{cls.folder}")
+
+
+@read_once(200)  # the name of a device is looked for in all files of devices
+def _described(path: Path, kind: Any) -> Any:
+    described = read_checked(kind, read_yaml(path), str(path))
+    described.check(str(path))
+    return described
 
 
 @dataclass(frozen=True, kw_only=True)
