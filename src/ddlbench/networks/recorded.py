@@ -9,11 +9,12 @@
     blocks        | conv bn relu | conv add | arange embed add | ... | fc |
 
 The run is recorded four times (:mod:`ddlbench.networks.recording`): with two samples, with three,
-with a thousand, and in evaluation mode. A whole number that grows with the samples is computed from
-a block's own input, a constant that differs in evaluation follows the block's mode. A module whose
-constants or functions follow the samples in another way (``chunk(ceil(N / 8))``) is a layer. What
-depends on no data (masks, positions) is not sent but computed again where it is needed. Blocks that
-share a weight or a buffer become one, and a block without weights joins the one before.
+with a thousand, and in evaluation mode; once more in autocast, for what stays in float32 there. A
+whole number that grows with the samples is computed from a block's own input, a constant that
+differs in evaluation follows the block's mode. A module whose constants or functions follow the
+samples in another way (``chunk(ceil(N / 8))``) is a layer. What depends on no data (masks,
+positions) is not sent but computed again where it is needed. Blocks that share a weight or a buffer
+become one, and a block without weights joins the one before.
 
 Each block is an ``fx.GraphModule`` that holds the module's own layers by their own names. The
 blocks are then compared with the module on other numbers, another batch size, and two calls.
@@ -28,13 +29,14 @@ import operator
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -86,7 +88,8 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     if any(_is_compiled(part) for part in network.module.modules()):
         raise CannotRecord("a part of it is compiled")
     try:
-        entries, returned, double = _recorded(network, spec, compare=compare)
+        entries, first, double = _recorded(network, spec, compare=compare)
+        entries, returned = _with_full_precision(network, spec, entries, first), first.returned
         blocks = _blocks_of(network.module, entries, returned)
         if compare and can_be_compared(network):
             check(network, spec, lambda module: _blocks_of(module, entries, returned))
@@ -109,8 +112,8 @@ def _is_compiled(module: nn.Module) -> bool:
 
 def _recorded(
     network: Whole, spec: DatasetSpec, *, compare: bool
-) -> tuple[list[Entry], int, Whole]:
-    """One recording of all runs, and the copy that ran, on "meta" where that can run the module."""
+) -> tuple[list[Entry], Recording, Whole]:
+    """Entries of all runs, the first run, and the copy that ran, on "meta" if that can run it."""
     try:
         with torch.no_grad():
             double = copy_without_data(network, "meta")
@@ -122,8 +125,10 @@ def _recorded(
         return *_recorded_of(double, spec, compare=compare), double
 
 
-def _recorded_of(double: Whole, spec: DatasetSpec, *, compare: bool) -> tuple[list[Entry], int]:
-    """The merged recording; what differs from run to run by more than a number is opaque."""
+def _recorded_of(
+    double: Whole, spec: DatasetSpec, *, compare: bool
+) -> tuple[list[Entry], Recording]:
+    """Merged entries, and the first run; what differs by more than a number is opaque."""
     opaque: dict[str, str] = {}
     for _ in range(_MOST_ROUNDS):
         try:
@@ -131,7 +136,7 @@ def _recorded_of(double: Whole, spec: DatasetSpec, *, compare: bool) -> tuple[li
             entries = runs.merged()
             if compare and any(recording.reads_sizes for recording in runs.recordings):
                 _check_further(double, spec, runs)
-            return entries, runs.first.returned
+            return entries, runs.first
         except _Differs as error:
             if not error.path:
                 raise CannotRecord(f"it {error.why}") from None
@@ -142,6 +147,32 @@ def _recorded_of(double: Whole, spec: DatasetSpec, *, compare: bool) -> tuple[li
 
 
 _MOST_ROUNDS = 20
+
+
+def _with_full_precision(
+    network: Whole, spec: DatasetSpec, entries: list[Entry], first: Recording
+) -> list[Entry]:
+    """Entries that also tell what stays in float32 where a cell's precision turns autocast on.
+
+    Some modules turn it off only where it is on, so no other run shows it. Where the module does
+    something else in autocast, or cannot run so on a CPU, the entries are as they were.
+    """
+    if any(tensor.is_meta for tensor in tensors_of(network)):  # nobody trains it
+        return entries
+    computes = can_be_compared(network)
+    fakes = nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with fakes, torch.autocast("cpu", dtype=torch.bfloat16):
+            double = copy_of(network) if computes else copy_without_data(network)
+            run = _run(double, spec, _SAMPLES[0], first.opaque, train=True)
+    except Exception:  # whatever this CPU lacks
+        return entries
+    if run.opaque.keys() != first.opaque.keys() or _first_difference(first, run) is not None:
+        return entries
+    return [
+        replace(entry, full_precision=entry.full_precision or other.full_precision)
+        for entry, other in zip(entries, run.entries, strict=True)
+    ]
 
 
 def _check_further(double: Whole, spec: DatasetSpec, runs: _Runs) -> None:
@@ -574,17 +605,26 @@ def _within(
     """A function that runs another, without gradients, without autocast, or both."""
 
     def called(*arguments: Any, **named: Any) -> Any:
-        with ExitStack() as contexts:
-            if stops_gradients:
-                contexts.enter_context(torch.no_grad())
-            if full_precision:
-                leaves = tree_leaves((arguments, named))
-                device = next((each.device for each in leaves if isinstance(each, Tensor)), None)
-                kind = device.type if device is not None else "cpu"
-                contexts.enter_context(torch.autocast(kind, enabled=False))
-            return function(*arguments, **named)
+        if stops_gradients:
+            with torch.no_grad():
+                return within_autocast(*arguments, **named)
+        return within_autocast(*arguments, **named)
+
+    def within_autocast(*arguments: Any, **named: Any) -> Any:
+        kind = _device_type((arguments, named))
+        if full_precision and kind != "meta":  # which has no autocast
+            with torch.autocast(kind, enabled=False):
+                return function(*arguments, **named)
+        return function(*arguments, **named)
 
     return called
+
+
+def _device_type(values: Any) -> str:
+    """The type of the device of the first tensor; the CPU's without one."""
+    devices = (leaf.device for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    device = next(devices, None)
+    return "cpu" if device is None else device.type
 
 
 # The trial ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks import recorded_comparison
 from ddlbench.networks.factory import build, skeleton
 from ddlbench.networks.foreign import whole
 from ddlbench.networks.recorded import cut_by_recording
@@ -210,6 +212,16 @@ class FullPrecision(Base):
         return self.norm(x)
 
 
+class FullPrecisionInAutocast(Base):
+    """As rotary positions of transformers, it leaves autocast only where that is on."""
+
+    def middle(self, x):
+        off = torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", enabled=False) if off else nullcontext():
+            x = self.b(x.float()) @ x.float()
+        return self.norm(x)
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
@@ -266,9 +278,15 @@ def test_blocks_compute_what_the_module_does(kind, names) -> None:
     assert used <= state <= set(module.module.state_dict())
 
 
-def test_what_a_module_computes_in_full_precision_stays_so() -> None:
-    module = whole(FullPrecision(), "it is one block")[0]
+@pytest.mark.parametrize("compared_bytes", [2**28, 0], ids=["computed", "on fakes"])
+@pytest.mark.parametrize("kind", [FullPrecision, FullPrecisionInAutocast])
+def test_what_a_module_computes_in_full_precision_stays_so(
+    kind, compared_bytes, monkeypatch
+) -> None:
+    monkeypatch.setattr(recorded_comparison, "_CHECKED_BYTES", compared_bytes)
+    module = whole(kind(), "it is one block")[0]
     blocks = cut_by_recording(copy.deepcopy(module), CIFAR10)
+    assert list(blocks._modules) == ["a", "b", "norm", "c", "fc"]
     images = torch.randn(3, 3, 32, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(module(images), blocks(images))
