@@ -8,6 +8,7 @@ bytes for the path of a socket (`sun_path`, unix(7)); some clusters give a job a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -22,7 +23,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddlbench.common.owner import slurm_job_id
 from ddlbench.experiment.site import Accelerator
@@ -175,7 +176,7 @@ def use_short_socket_folder() -> None:
     """Put the sockets of this process and its children elsewhere if TMPDIR is too long for them.
 
     Call it before the first helper process starts. Other temporary files stay in TMPDIR. The folder
-    is removed when the process ends, or by :func:`remove_socket_folder`.
+    is removed when the process ends, or by :func:`end_process`.
     """
     before = tempfile.gettempdir()
     if len(os.fsencode(before)) <= LONGEST_TMPDIR:
@@ -190,10 +191,18 @@ def use_short_socket_folder() -> None:
             tempfile.tempdir = before
 
 
-def remove_socket_folder() -> None:
-    """Remove the folder, before an exit that skips the handlers of Python."""
+def end_process(status: int) -> NoReturn:
+    """End this process without exit handlers, some of which wait for ranks that are gone.
+
+    Python's teardown alone takes half a second of CPU time once torch is loaded. What was printed
+    is written before, also what C libraries such as NCCL have buffered.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
     while _made:
         shutil.rmtree(_made.pop(), ignore_errors=True)
+    os._exit(status)
 
 
 def tmpdir_hint(text: str) -> str:

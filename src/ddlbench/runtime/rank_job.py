@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import shutil
 import signal
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddlbench.common.document import read_json, write_json
 from ddlbench.common.quantities import counted
@@ -29,7 +28,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Process, a_worker_each
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.environment import remove_socket_folder, use_short_socket_folder
+from ddlbench.runtime.environment import end_process, use_short_socket_folder
 from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, device_variables, own_process, python_command
@@ -159,7 +158,7 @@ def _failure(reports: list[dict[str, Any]], processes: int, timed_out: bool) -> 
     )
 
 
-def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
+def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> NoReturn:
     """Entry of one process: do ``work``, report its result or failure, and exit."""
     end_with_parent()
     faulthandler.enable()
@@ -179,8 +178,4 @@ def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
         status, reason = classify(error)
         write_json(own_report, {"rank": process.rank, "status": status, "reason": reason})
         exit_status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    remove_socket_folder()
-    # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
-    os._exit(exit_status)
+    end_process(exit_status)

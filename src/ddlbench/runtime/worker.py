@@ -10,7 +10,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from contextlib import suppress
@@ -35,8 +34,8 @@ from ddlbench.runtime.checkpoint.rank import Checkpointer, RefusedCheckpoint, op
 from ddlbench.runtime.compilation import compile_ahead, compiled_graphs, ready_to_compile
 from ddlbench.runtime.energy import EnergyMeter, measured_by_rank
 from ddlbench.runtime.environment import (
+    end_process,
     rank_provenance,
-    remove_socket_folder,
     use_short_socket_folder,
 )
 from ddlbench.runtime.initial_state import (
@@ -94,7 +93,7 @@ def main(job_path: str) -> NoReturn:
     try:
         write_rank_report(report_path, _Rank(job, process).run())
         atexit._run_exitfuncs()  # free what the processes of a loader share
-        _exit(0)
+        end_process(0)
     except BaseException as error:
         traceback.print_exc()
         if not report_path.exists():  # else the measurement was complete
@@ -107,17 +106,8 @@ def main(job_path: str) -> NoReturn:
                 refused_checkpoint=isinstance(error, RefusedCheckpoint),
             )
             write_rank_report(report_path, failure)
-        # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
         _end_children()
-        _exit(1)
-
-
-def _exit(status: int) -> NoReturn:
-    """End without Python's teardown, which takes half a second of CPU time once torch is loaded."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    remove_socket_folder()
-    os._exit(status)
+        end_process(1)
 
 
 def _end_children() -> None:

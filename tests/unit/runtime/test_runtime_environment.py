@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 
 from ddlbench.runtime.environment import provenance_of_run, rank_provenance, ranks_differ
 
@@ -37,3 +39,15 @@ def test_ranks_with_other_pythons_differ():
     assert ranks_differ([RANK, RANK]) == {}
     other = {**RANK, "python": "3.11.2"}
     assert ranks_differ([RANK, other]) == {"versions": "Python 3.11.2 and 3.12.1"}
+
+
+def test_a_process_that_ends_at_once_leaves_what_libraries_printed():
+    program = (
+        "import ctypes\n"
+        "from ddlbench.runtime.environment import end_process\n"
+        "ctypes.CDLL(None).puts(b'NCCL version')\n"
+        "end_process(3)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "NCCL version\n")
