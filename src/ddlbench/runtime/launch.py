@@ -231,19 +231,19 @@ _OF_THE_JOB = frozenset(
     f"SLURM_{name}"
     for name in (
         *("CONF", "CLUSTER_NAME", "JOB_ID", "JOBID", "ARRAY_JOB_ID", "ARRAY_TASK_ID"),
-        *("SUBMIT_DIR", "SUBMIT_HOST"),
+        *("SUBMIT_DIR", "SUBMIT_HOST", "TMPDIR"),  # the last is of some sites, not of SLURM
     )
 )
 
 
-def job_environment() -> dict[str, str]:
-    """This process's environment, without what a batch script's step has: srun reads options there.
+def for_srun(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a batch script's step has: srun reads options there.
 
-    For example SLURM_TRES_PER_TASK contradicts --cpus-per-task.
+    For example SLURM_TRES_PER_TASK contradicts --cpus-per-task. srun sets the job's names again.
     """
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.items()
         if not name.startswith(_OF_SLURM) or name in _OF_THE_JOB
     }
 
@@ -252,7 +252,7 @@ def worker_environment(step: Step) -> dict[str, str]:
     """The environment of every worker, without its rank's own variables."""
     threads = str(step.threads)
     values = {
-        **job_environment(),
+        **os.environ,
         **step.variables,
         # Numerical libraries read the thread counts when they are loaded.
         "OMP_NUM_THREADS": threads,
@@ -529,7 +529,7 @@ class SrunLaunch(Launch):
             devices=step.devices_per_node // step.per_node,
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
-        self.start([*srun, *options, *step.command], worker_environment(step))
+        self.start([*srun, *options, *step.command], for_srun(worker_environment(step)))
 
 
 def python_command(site: Site, *arguments: str) -> list[str]:

@@ -31,7 +31,7 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Failure, Reason
 from ddlbench.planning.planner import request_of
-from ddlbench.runtime.launch import Launch, job_environment, python_command, srun_command
+from ddlbench.runtime.launch import Launch, for_srun, python_command, srun_command
 from ddlbench.slurm import jobs
 from ddlbench.slurm.jobs import telling_line, why_nodes_failed
 
@@ -118,7 +118,7 @@ def _on_every_node(action: str, cell: Cell, site: Site, cell_folder: Path) -> li
 def _run_step(command: list[str], limit_s: float) -> tuple[str, str]:
     """Run srun and show what it prints; returns its output and how it ended."""
     step, lines, deadline = Launch(), [], time.monotonic() + limit_s
-    srun = step.start(command, job_environment())
+    srun = step.start(command, for_srun(os.environ))
     try:
         for line in step.lines(deadline):
             if line is not None:

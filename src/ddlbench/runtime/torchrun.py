@@ -37,6 +37,7 @@ from ddlbench.runtime.addresses import free_port, keep_port
 from ddlbench.runtime.launch import (
     Launch,
     Step,
+    for_srun,
     own_node,
     python_command,
     srun_command,
@@ -62,13 +63,14 @@ class TorchrunLaunch(Launch):
         prefix = python_command(site)
         arguments = step.command[len(prefix) :]
         program = ("-m", __name__, listed, endpoint, secrets.token_hex(8), *arguments)
-        command = python_command(site, *program)
+        command, environment = python_command(site, *program), worker_environment(step)
         if site.launcher == "slurm" and step.nodes * step.devices_per_node > 1:
             srun = srun_command(
                 site, nodes=step.nodes, tasks=step.nodes, per_node=1, devices=step.devices_per_node
             )
             command = [*srun, "--kill-on-bad-exit=1", "--unbuffered", *command]
-        self.start(command, {**worker_environment(step), _LABELS: "[${rank}] "})
+            environment = for_srun(environment)
+        self.start(command, {**environment, _LABELS: "[${rank}] "})
 
 
 def torchrun_options(node: int, counts: Sequence[int], endpoint: str, run: str) -> list[str]:

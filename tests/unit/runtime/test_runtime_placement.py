@@ -11,11 +11,13 @@ import torch
 import ddlbench
 from ddlbench.planning.plan import Process
 from ddlbench.runtime.launch import (
+    Step,
+    for_srun,
     gpu_models,
     identity_variables,
-    job_environment,
     own_devices,
     own_process,
+    worker_environment,
 )
 
 
@@ -101,10 +103,13 @@ def test_one_module_reads_who_a_process_is():
     assert readers == {"launch.py"}
 
 
-def test_options_of_the_batch_script_do_not_reach_the_steps_of_a_job(monkeypatch):
-    for name in ("SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_CONF"):
-        monkeypatch.setenv(name, "1")
-    kept = {name for name in job_environment() if name.startswith(("SLURM", "SRUN"))}
-    assert kept >= {"SLURM_JOB_ID", "SLURM_CONF"}
-    assert not kept & {"SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK"}
-    assert "PATH" in job_environment()
+def test_options_of_the_batch_script_do_not_reach_the_steps_of_a_job():
+    kept = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_TMPDIR", "PATH")
+    dropped = ("SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK")
+    assert for_srun(dict.fromkeys((*kept, *dropped), "1")) == dict.fromkeys(kept, "1")
+
+
+def test_ranks_without_a_step_have_all_variables_of_the_job(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ACCOUNT", "physics")  # scratch: /scratch/$SLURM_JOB_ACCOUNT
+    environment = worker_environment(Step(("true",), [], 1, 1, threads=1, interface=None))
+    assert environment["SLURM_JOB_ACCOUNT"] == "physics"
