@@ -37,17 +37,32 @@ def why_not_trained(
             "the network calls backward() in its forward pass, whose gradients no other rank "
             "knows; add its loss to the outputs' by a torch.autograd.Function",
         )
-    if traits.synchronised and plan.world_size > 1 and device_kind == "cpu":
-        return Reason(
-            "device_unsupported",
-            f"SyncBatchNorm ({few(traits.synchronised)}) works on GPUs only; take nn.BatchNorm2d "
-            "on CPUs",
-        )
     return (
-        _why_not_parted(traits, plan)
+        _why_not_synchronised(traits, plan, device_kind)
+        or _why_not_parted(traits, plan)
         or plan.strategy.why_not_layers(traits, plan.cell)
         or plan.strategy.why_not_network(traits, plan)
     )
+
+
+def _why_not_synchronised(
+    traits: NetworkTraits, plan: StrategyPlan, device_kind: str
+) -> Reason | None:
+    """Why layers that send to all ranks in their passes cannot do so."""
+    if not traits.synchronised or plan.world_size == 1:
+        return None
+    layers = f"SyncBatchNorm ({few(traits.synchronised)})"
+    if device_kind == "cpu":
+        return Reason(
+            "device_unsupported", f"{layers} works on GPUs only; take nn.BatchNorm2d on CPUs"
+        )
+    if len({(process.role, process.stage) for process in plan.processes}) > 1:
+        return Reason(
+            "cannot_be_split",
+            f"{layers} waits for all ranks, and with {plan.cell.strategy} some do not compute it; "
+            "take nn.BatchNorm2d",
+        )
+    return None
 
 
 def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:

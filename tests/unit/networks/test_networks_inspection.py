@@ -346,6 +346,14 @@ def test_layers_for_gpus_only_are_refused_on_cpus() -> None:
     assert why_not_trained(traits, make_plan(cell_of("sequential", 1))) is None
 
 
+@pytest.mark.parametrize("strategy", ["parameter-server", "pipedream", "pipe-1f1b"])
+def test_layers_that_wait_for_all_ranks_are_refused_where_some_lack_them(strategy: str) -> None:
+    traits = NetworkTraits(synchronised=("bn",))
+    assert "waits for all ranks" in str(
+        why_not_trained(traits, make_plan(cell_of(strategy)), "cuda")
+    )
+
+
 def test_a_module_that_imports_torchvision_is_tried_again_beside_its_operators(monkeypatch):
     monkeypatch.setattr(foreign, "_COMPAT", "json")
     errors = [RuntimeError("operator torchvision::nms does not exist"), ValueError("its own")]
