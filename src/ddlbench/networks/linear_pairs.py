@@ -135,10 +135,13 @@ def table() -> str:
     return csv_text(rows)
 
 
-def used_alone(network: nn.Sequential, sample: TensorForm) -> set[str]:
+def used_alone(
+    network: nn.Sequential, sample: TensorForm, device: torch.device | str = "cpu"
+) -> set[str]:
     """Names of linear layers whose weights are read while they or their parents do not run.
 
-    Those that share a weight count, too. ``sample`` is the form of the network's input.
+    Those that share a weight count, too. ``sample`` is the form of the network's input, ``device``
+    where a copy runs: some networks run on GPUs only.
     """
     alone: set[str] = set()
 
@@ -148,7 +151,7 @@ def used_alone(network: nn.Sequential, sample: TensorForm) -> set[str]:
         alone.update(uses.alone)
         return outputs, None
 
-    run_blocks(network, sample, torch.device("cpu"), run)
+    run_blocks(network, sample, device, run)
     return alone
 
 

@@ -138,6 +138,20 @@ def test_a_layer_that_torch_compiles_is_looked_at_as_it_was_written() -> None:
     assert used_alone(network, TensorForm((2, 8), torch.float32)) == set()
 
 
+class _Elsewhere(nn.Linear):
+    """Has no kernel for CPUs."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs.device.type == "cpu":
+            raise NotImplementedError
+        return super().forward(inputs)
+
+
+def test_layers_are_looked_at_on_the_device_that_trains_them() -> None:
+    network = nn.Sequential(_Elsewhere(8, 8), nn.Linear(8, 8))
+    assert used_alone(network, TensorForm((2, 8), torch.float32), "meta") == set()
+
+
 def test_a_sequence_with_a_forward_of_its_own_has_no_pair() -> None:
     layers = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
     assert find_pairs(nn.Sequential(_OwnCalls(*layers))) == []

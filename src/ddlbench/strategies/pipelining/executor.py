@@ -178,7 +178,7 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         cell = self.plan.cell
         group = len(self.plan.processes) // len({(p.replica, p.stage) for p in self.plan.processes})
-        self.whole = whole_layers(network, cell, group, self.context.floating)
+        self.whole = whole_layers(network, cell, group, self.context)
         # The ranks of a stage draw the same numbers in the layers that each of them computes.
         torch.manual_seed(cell.seed + self.process.replica)
         return super().place(network)

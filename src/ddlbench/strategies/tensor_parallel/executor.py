@@ -43,7 +43,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import sample_form
 from ddlbench.networks.linear_pairs import SAMPLES, ModulePair, find_pairs, linear_pairs, used_alone
 from ddlbench.planning.network_tables import why_not_in_pairs
-from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.executor import Context, Unsupported
 from ddlbench.strategies.grouped import GroupDetails
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
@@ -67,7 +67,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
         details = GroupDetails.of(self.plan)
         self.groups = details.replicas
         join_all(self.context, self.process, self.plan.world_size)
-        whole = whole_layers(network, self.plan.cell, details.group, self.context.floating)
+        whole = whole_layers(network, self.plan.cell, details.group, self.context)
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         network.to(device)
@@ -116,13 +116,14 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-def whole_layers(network: nn.Sequential, cell: Cell, group: int, floating: torch.dtype) -> set[str]:
+def whole_layers(network: nn.Sequential, cell: Cell, group: int, context: Context) -> set[str]:
     """Names of linear layers that belong to no pair, as the network uses them otherwise.
 
     Raises:
         Unsupported: groups of this size cannot split the others, of a network without traits.
     """
-    whole = used_alone(network, sample_form(DATASETS[cell.dataset], SAMPLES, floating))
+    sample = sample_form(DATASETS[cell.dataset], SAMPLES, context.floating)
+    whole = used_alone(network, sample, context.devices[0])
     known = linear_pairs(network, pairs_in(network, whole))
     why_not = why_not_in_pairs(known, cell, group)
     if why_not is not None:
