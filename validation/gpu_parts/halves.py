@@ -19,7 +19,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import read_profile
 from ddlbench.networks import build
-from ddlbench.planning.workload import Workload
+from ddlbench.planning.workload import Workload, backward_shares
 from ddlbench.profiling.blocks import Block, blocks_of, clear_gradients, next_input
 from ddlbench.profiling.timers import Marks, marks_on
 from ddlbench.strategies.pipelining.stage import StageModule
@@ -43,10 +43,14 @@ def halves(study: Study, cell: Cell, path: Path) -> Verdict:
     batch = cell.batch_size
     passes = 3 if study.small else _PASSES
     rows = in_process(_timed_halves, cell.to_dict(), study.device, batch, passes)
-    by_rule = {block.name: block for block in workload.blocks}
+    layers = workload.layers_by_block
+    # Not the blocks' own shares: of these the profile has timed what it could.
+    by_rule = {
+        block.name: backward_shares(layers.get(index, []))
+        for index, block in enumerate(workload.blocks)
+    }
     for row in rows:
-        row["input_share_by_rule"] = by_rule[row["block"]].input_share
-        row["weight_share_by_rule"] = by_rule[row["block"]].weight_share
+        row |= {f"{half}_by_rule": share for half, share in by_rule[row["block"]].items()}
     whole_s = sum(row["backward_s"] for row in rows)
     figures = {
         "batch": batch,

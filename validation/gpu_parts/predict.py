@@ -29,6 +29,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.evaluate import predictions
 from ddlbench.profiling.profile import make_profile
 from gpu_parts.halves import halves
@@ -162,7 +163,9 @@ def _profile_path(study: Study, size: _Size, site: Site) -> Path:
 def _profile(study: Study, size: _Size) -> Verdict:
     """Make the profile; every part of it must be there."""
     site = study.site()
-    profile = make_profile(size.needs, site, _profile_path(study, size, site))
+    path = _profile_path(study, size, site)
+    profile = make_profile(size.needs, site, path)
+    workload = Workload(profile.to_dict(), str(path))
     figures: dict[str, Any] = {}
     for step in profile.steps:
         batch = step.batch_size
@@ -176,7 +179,7 @@ def _profile(study: Study, size: _Size) -> Verdict:
         "peak_bytes": profile.steps[-1].peak_bytes if profile.steps else None,
         "fixed_memory_bytes": profile.fixed_memory_bytes,
         "device_memory_bytes": profile.device_memory_bytes,
-        "backward_halves": "by rule, not timed",
+        "backward_halves": "timed" if workload.halves_timed else "by rule, not timed",
     }
     lacks = _lacks(profile, size)
     return Verdict(
