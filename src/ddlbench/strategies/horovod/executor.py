@@ -168,7 +168,7 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
     if device.type != "cuda" or hvd.nccl_built():
         return None
     return (
-        "Horovod was built without NCCL; where nvcc and NCCL are in reach (module load CUDA NCCL) "
+        "Horovod was built without NCCL; where nvcc is in reach (module load CUDA) "
         "run make setup again"
     )
 
