@@ -94,7 +94,7 @@ def watch(
                 if now > deadline:
                     outcome.timed_out = True
                     break
-                if launch.has_failed() or reports.show_failure(now):
+                if launch.has_failed() or reports.show_failure(now, launch):
                     stop_at = now + _OTHERS_REPORT_S
                 elif now - moved > hang_timeout_s:
                     outcome.hung_s = now - moved
@@ -108,16 +108,20 @@ def watch(
 
 
 class _Reports:
-    """Reports of failed ranks. srun itself may wait forever for a node that does not answer."""
+    """Reports of ranks. srun itself may wait forever for a node that does not answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._next_check = folder, 0.0
 
-    def show_failure(self, now: float) -> bool:
+    def show_failure(self, now: float, launch: Launch) -> bool:
+        """Whether a rank has reported a failure, or has ended without any report."""
         if now < self._next_check:
             return False
         self._next_check = now + _CHECK_REPORTS_S
-        return any(read_json(path).get("status") != "ok" for path in self._files())
+        ended = launch.ended().keys()  # before the reports, which ranks write before they end
+        return bool(ended - self.ranks()) or any(
+            read_json(path).get("status") != "ok" for path in self._files()
+        )
 
     def ranks(self) -> frozenset[int]:
         """Ranks that have reported, whatever it was."""

@@ -19,6 +19,7 @@ from torch import nn
 from ddlbench.datasets.loader import EpochStream
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Loss
+from ddlbench.runtime import watchdog
 from ddlbench.runtime.addresses import address_of
 from ddlbench.runtime.launch import Launch
 from ddlbench.runtime.meters import LiveTensors
@@ -229,6 +230,23 @@ def test_text_before_a_mark_is_logged(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     watch(Printed(), log, "cell", timeout_s=60, hang_timeout_s=60)
     assert log.read_text() == "[0] a warning\n[0] the end\n"
+
+
+def test_a_rank_that_ends_without_a_report_is_not_waited_for(tmp_path, monkeypatch):
+    """Its own code called os._exit(0), so that its exit status tells nothing."""
+    monkeypatch.setattr(watchdog, "_OTHERS_REPORT_S", 0.0)
+
+    class Left(Launch):
+        def lines(self, _deadline: float) -> Iterator[str]:
+            for _ in range(5):
+                yield "[0] waits for rank 1"
+            raise AssertionError("it waits for ever")
+
+        def ended(self) -> dict[int, int]:
+            return {1: 0}
+
+    outcome = watch(Left(), tmp_path / "log.txt", "cell", timeout_s=60, hang_timeout_s=60)
+    assert outcome.guards_ended == {1: 0} and not outcome.timed_out and outcome.hung_s is None
 
 
 def test_progress_lines_reach_the_display(capsys):
