@@ -105,12 +105,16 @@ class Knowledge:
 def check_askable(cells: Sequence[Cell], known: Knowledge) -> None:
     """Raise ConfigError if none of the cells can be predicted: it names the first thing to do.
 
-    That is a smaller geometry, then the profile and links that are missing.
+    That is a smaller geometry, then what an emulated accelerator lacks, then the profile and links
+    that are missing.
     """
     parallel = [cell for cell in cells if cell.devices > 1] or cells
     too_small = [None if known.site.scales else known.site.why_too_small(c) for c in parallel]
     if all(too_small):
         raise ConfigError(f"{too_small[0]}; write a smaller --geometry, or another --site")
+    accelerator = known.site.accelerator
+    if accelerator and all(lacks := [accelerator.supports(cell) for cell in cells]):
+        raise ConfigError(str(lacks[0]))
     known.inputs.check(cells)
 
 

@@ -334,3 +334,11 @@ def test_odd_memories_are_shown_in_a_unit_that_suits(memory, sentence):
     words += ["mnist", "--geometry", "1x2", "--dry-run", "--device-memory-bytes", memory]
     ended = CliRunner().invoke(commands, words, catch_exceptions=False)
     assert sentence in " ".join(ended.output.split())
+
+
+def test_what_an_emulated_device_lacks_is_named_before_a_profile():
+    words = "--site accelerators --network vgg11 --dataset mnist --geometry 2x4".split()
+    with pytest.raises(ConfigError, match="has no table .*ddlbench site accelerator one-core"):
+        CliRunner().invoke(
+            commands, ["recommend", *words, "--batch-size", "64"], catch_exceptions=False
+        )
