@@ -337,7 +337,16 @@ def test_odd_memories_are_shown_in_a_unit_that_suits(memory, sentence):
 
 
 def test_what_an_emulated_device_lacks_is_named_before_a_profile():
-    words = "--site accelerators --network vgg11 --dataset mnist --geometry 2x4".split()
+    words = [
+        "--site",
+        "accelerators",
+        "--network",
+        "vgg11",
+        "--dataset",
+        "mnist",
+        "--geometry",
+        "2x4",
+    ]
     with pytest.raises(ConfigError, match="has no table .*ddlbench site accelerator one-core"):
         CliRunner().invoke(
             commands, ["recommend", *words, "--batch-size", "64"], catch_exceptions=False
