@@ -16,7 +16,10 @@ from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.convert import GATHER_NAME, split_rows, split_weights
 from ddlbench.strategies.training import with_precision
 
-IMAGE_NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2", "alexnet")
+IMAGE_NETWORKS = (
+    *("resnet18", "resnet50", "vgg11", "vgg16", "mobilenetv2", "alexnet"),
+    pytest.param("resnet152", marks=pytest.mark.slow),
+)
 
 
 def _meta(network: str, dataset: str):

@@ -317,7 +317,7 @@ def _proven(
     return made
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)  # three times those of a question of every strategy
 def _run(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, chunks: int, pipelines: int
 ) -> tuple[RunOf, Repeated]:
