@@ -140,7 +140,9 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
             raise _untimed(f"layer {name} is recurrent, which a device computes in one kernel")
     rows: list[tuple[Any, ...]] = []
     saved: dict[int, int] = {}
+    operations = _Operations(network)
     for name, block in network.named_children():
+        operations.rows = []
         # What a block gives and keeps, as a ReLU does, the next one keeps without further memory.
         known = fixed | ({_storage(activation)} & saved.keys())
         saved = {}
@@ -154,7 +156,7 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
         if activation.is_floating_point() and rows:
             activation.requires_grad_()
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with torch.enable_grad(), _fused_attention(), _Operations(network) as operations, hooks:
+        with torch.enable_grad(), _fused_attention(), operations, hooks:
             activation = block(activation)
         sizes = (activation.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
         rows += _rows_of_block(name, block, operations.rows, sizes)
