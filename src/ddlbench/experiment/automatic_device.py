@@ -20,9 +20,10 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError
 
-_CUDA_OF_TORCH = re.compile(r"^cuda[^=]*= *['\"](\d+)", re.MULTILINE)
-_OLDEST = {12: (5, 0), 13: (7, 5)}
-"""Compute capabilities for which torch's wheels have kernels, by CUDA's major version."""
+_CUDA_OF_TORCH = re.compile(r"^cuda[^=]*= *['\"](\d+)\.(\d+)", re.MULTILINE)
+# Least compute capability for which torch's wheels have kernels since 2.11: up to this CUDA, and
+# for newer ones (https://github.com/pytorch/pytorch/issues/172352).
+_LAST_FOR_OLD, _OLD, _NEWER = (12, 6), (5, 0), (7, 5)
 
 
 def automatic_device(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def visible_gpus() -> int:
     cuda = _cuda_of_torch()
     if cuda is None:
         return 0
-    oldest = _OLDEST.get(cuda, _OLDEST[max(_OLDEST)])
+    oldest = _OLD if cuda <= _LAST_FOR_OLD else _NEWER
     count = sum(capability >= oldest for capability in _capabilities())
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -63,8 +64,8 @@ def visible_gpus() -> int:
     return min(count, len(list(takewhile(lambda entry: entry and entry != "-1", entries))))
 
 
-def _cuda_of_torch() -> int | None:
-    """Major version of CUDA for which torch was built; None of a build for CPUs, or without torch.
+def _cuda_of_torch() -> tuple[int, int] | None:
+    """Version of CUDA for which torch was built; None of a build for CPUs, or without torch.
 
     Torch's ``version.py`` says it.
     """
@@ -76,7 +77,7 @@ def _cuda_of_torch() -> int | None:
     except OSError:
         return None
     match = _CUDA_OF_TORCH.search(text)
-    return int(match[1]) if match else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _capabilities() -> list[tuple[int, int]]:

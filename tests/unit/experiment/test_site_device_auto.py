@@ -46,7 +46,7 @@ def test_a_cluster_names_its_device(monkeypatch) -> None:
 def machine(monkeypatch):
     """Pretends a torch for CUDA of a version, and GPUs with these compute capabilities."""
 
-    def pretend(cuda: int | None, *capabilities: tuple[int, int]) -> int:
+    def pretend(cuda: tuple[int, int] | None, *capabilities: tuple[int, int]) -> int:
         monkeypatch.setattr(automatic_device, "_cuda_of_torch", lambda: cuda)
         monkeypatch.setattr(automatic_device, "_capabilities", lambda: list(capabilities))
         return automatic_device.visible_gpus.__wrapped__()
@@ -57,12 +57,14 @@ def machine(monkeypatch):
 
 def test_gpus_count_only_with_a_torch_for_them(machine) -> None:
     assert machine(None, (9, 0)) == 0
-    assert machine(13, (9, 0), (9, 0)) == 2
+    assert machine((13, 0), (9, 0), (9, 0)) == 2
 
 
 def test_gpus_for_which_torch_has_no_kernels_do_not_count(machine) -> None:
-    assert machine(13, (6, 1)) == 0
-    assert machine(12, (6, 1)) == 1
+    assert machine((13, 0), (7, 0)) == 0
+    assert machine((12, 8), (7, 0)) == 0
+    assert machine((12, 8), (7, 5)) == 1
+    assert machine((12, 6), (6, 1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -70,15 +72,15 @@ def test_gpus_for_which_torch_has_no_kernels_do_not_count(machine) -> None:
 )
 def test_hidden_gpus_do_not_count(monkeypatch, machine, named: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert machine(13, (9, 0), (9, 0)) == count
+    assert machine((13, 0), (9, 0), (9, 0)) == count
 
 
 @pytest.mark.parametrize(
     ("line", "cuda"),
     [
-        ("cuda: Optional[str] = '13.0'", 13),
+        ("cuda: Optional[str] = '13.0'", (13, 0)),
         ("cuda: Optional[str] = None", None),
-        ("cuda = '12.6'", 12),
+        ("cuda = '12.6'", (12, 6)),
     ],
 )
 def test_torch_says_for_what_it_was_built(monkeypatch, tmp_path, line: str, cuda) -> None:
