@@ -36,7 +36,7 @@ from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.planning.device_folder import read_device
 from ddlbench.planning.device_table import DeviceTable, read_table
-from ddlbench.planning.layer_table import layers_of
+from ddlbench.planning.layer_table import LayerBlock, layers_of
 from ddlbench.planning.partition.profiles import chain_of_blocks
 from ddlbench.planning.plan import BlockSource
 from ddlbench.planning.workload import FLOAT32_BYTES, Block, Workload
@@ -388,14 +388,19 @@ def roofline_table(device: DeviceSheet, key: ProfileKey, batch_sizes: Sequence[i
         leaving = block.output_bytes * shrunk
         saved = block.saved_bytes * shrunk
         weights = sum(block.tensor_bytes)
-        blocks.append(
-            Block(
-                block.name, weights, block.buffer_bytes, entering, leaving, saved, forward, backward
-            )
-        )
+        held = block.buffer_bytes + _copied_bytes(block, key.precision)
+        blocks.append(Block(block.name, weights, held, entering, leaving, saved, forward, backward))
         entering = leaving
     tensors = [{str(i): size for i, size in enumerate(block.tensor_bytes)} for block in counted]
     return DeviceTable(tuple(batch_sizes), tuple(blocks), tuple(tensors))
+
+
+def _copied_bytes(block: LayerBlock, precision: str) -> int:
+    """Of weights in half precision, which autocast makes and the backward pass needs."""
+    if ITEM_BYTES[precision] == FLOAT32_BYTES:
+        return 0
+    multiplied = sum(row.weights * row.times for row in block.operations if row.operations)
+    return multiplied * ITEM_BYTES[precision]
 
 
 def table_profile(device: DeviceSheet, key: ProfileKey, table: DeviceTable) -> dict[str, Any]:

@@ -82,6 +82,9 @@ def test_half_precision_halves_activations_not_weights():
     assert half.parameter_bytes == whole.parameter_bytes
     saved = [sum(block.saved_bytes for block in workload.blocks) for workload in (half, whole)]
     assert saved[0] == saved[1] / 2
+    # Autocast keeps weights in half precision beside them.
+    held = [sum(block.buffer_bytes for block in workload.blocks) for workload in (half, whole)]
+    assert held[0] - held[1] == half.parameter_bytes / 2
     assert half.step(8).step_s < whole.step(8).step_s
 
 
