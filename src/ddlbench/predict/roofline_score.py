@@ -420,15 +420,14 @@ def calibrated(runs: NodeRuns, where: str) -> Roofline:
     result = scored(networks, runs, eager)
     groups = [result["networks"], result["devices"], result["eager"]]
     ratios = [1 / row["ratio"] for rows in groups for row in rows]
-    low, high = np.quantile(ratios, (0.05, 0.95))
+    held_out = HeldOut.of(
+        ratios,
+        f"{len(groups[0])} networks, {len(groups[1])} devices of MLPerf and "
+        f"{len(groups[2])} steps on an H100, each held out",
+    )
     return replace(
         fitted(networks, runs, eager),
-        devices=HeldOut(
-            low=round(float(low), 3),
-            high=round(float(high), 3),
-            source=f"{len(groups[0])} networks, {len(groups[1])} devices of MLPerf and "
-            f"{len(groups[2])} steps on an H100, each held out",
-        ),
+        devices=replace(held_out, low=round(held_out.low, 3), high=round(held_out.high, 3)),
         fitted_on=f"PipeDream's profiles (SOSP 2019), {len(runs.step_s)} one-node runs of "
         f"ResNet-50 in {where}, {len(eager.step_s)} steps of docs/validation/gpu",
     )

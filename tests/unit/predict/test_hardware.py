@@ -1,8 +1,10 @@
 """Files of devices, fabrics and software."""
 
+import numpy as np
 import pytest
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import HeldOut
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software, System
 from ddlbench.predict.transformer import decoder_memory, decoder_time
 
@@ -63,3 +65,11 @@ def test_software_is_written_as_it_is_read(tmp_path):
     software = Software.load("nanotron").with_constants({"hop_s": 0.5})
     software.write(tmp_path / "mine.yaml")
     assert Software.load(str(tmp_path / "mine.yaml")) == software
+
+
+def test_ninety_percent_of_further_ratios_lie_within_what_was_held_out():
+    draws, count = np.random.default_rng(1), 30
+    ratios = draws.lognormal(0, 0.2, (2000, count + 1))
+    intervals = [HeldOut.of(known, "runs") for known in ratios[:, :count]]
+    inside = [of.low <= new <= of.high for of, new in zip(intervals, ratios[:, -1], strict=True)]
+    assert np.mean(inside) == pytest.approx(0.91, abs=0.02)
