@@ -354,6 +354,13 @@ def test_layers_that_wait_for_all_ranks_are_refused_where_some_lack_them(strateg
     )
 
 
+def test_horovod_would_leave_such_layers_unsynchronised() -> None:
+    traits = NetworkTraits(synchronised=("bn",))
+    why = why_not_trained(traits, make_plan(cell_of("horovod")), "cuda")
+    assert "no group of ranks for SyncBatchNorm" in str(why)
+    assert why_not_trained(traits, make_plan(cell_of("ddp")), "cuda") is None
+
+
 def test_a_module_that_imports_torchvision_is_tried_again_beside_its_operators(monkeypatch):
     monkeypatch.setattr(foreign, "_COMPAT", "json")
     errors = [RuntimeError("operator torchvision::nms does not exist"), ValueError("its own")]

@@ -74,13 +74,14 @@ class Horovod(DataParallel):
     options: ClassVar[type[Options]] = HorovodOptions
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """Horovod 0.28 sends contiguous real numbers."""
+        """Horovod 0.28 sends contiguous real numbers, without torch's group of ranks."""
         return first_unsupported(
             "Horovod",
             (traits.strided, "takes contiguous weights only", "remove .to(memory_format=...)"),
             (traits.complex, "sends real numbers only", COMPLEX_AS_REAL),
             (traits.bfloat16, "sends no bfloat16", "keep weights in float32"),
             (traits.irregular, "has momentum move weights that a step does not use", "use ddp"),
+            (traits.synchronised, "has no group of ranks for SyncBatchNorm", "use ddp"),
         )
 
     def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
