@@ -110,6 +110,31 @@ def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():
     assert node["gradients"][0] > all_["gradients"][0] == 0
 
 
+@pytest.mark.parametrize("shards", [2, 4, 8, 16])
+def test_groups_of_fsdp_send_the_whole_sum_through_the_cards_of_their_nodes(shards):
+    """Each device sums a part over its card, or over as many as there are groups in a node."""
+    software = Software.load("fsdp").with_constants(NOTHING)
+    table = decoder("3B", data=64, zero_stage=3, shards=shards)
+    machines = hopper(table, software)
+    actual_s = step_time(table, machines, software).parts["gradients"][0]
+    card = machines.network_bytes_per_s[0] / 8 * software.constant("gradient_share")
+    groups = 64 / shards
+    sent = 2 * 2 * table.parameters[0] / shards * (1 - 1 / groups)
+    assert actual_s == pytest.approx(sent / (card * max(8 / shards, 1)))
+
+
+def test_devices_with_other_experts_sum_them_over_their_own_cards():
+    software = nanotron(**NOTHING)
+    given = {"experts": 8, "active_experts": 2, "data": 64, "expert_parallel": 8}
+    table = decoder("3B", **given)
+    machines = hopper(table, software)
+    card = machines.network_bytes_per_s[0] / 8 * software.constant("gradient_share")
+    experts = 28 * table.held_experts[0]
+    others = table.parameters[0] - 28 * 8 * table.expert_parameters[0]
+    by_hand_s = 2 * 4 * (others * 63 / 64 / 8 + experts * 7 / 8) / card
+    assert step_time(table, machines, software).parts["gradients"][0] == pytest.approx(by_hand_s)
+
+
 def test_devices_that_share_a_sequence_compute_a_part_of_it():
     software = nanotron(**NOTHING)
     whole, half = (passes_s(software, context=c, micro_batch=4)["passes"][0] for c in (1, 2))

@@ -266,10 +266,13 @@ class _Step:
         inside = np.minimum(np.maximum(self._per_node // self._tensor, 1.0), members)
         return members / inside, inside
 
-    def _data_rate(self, members: Array, share: str) -> Array:
-        """Bytes a second of a ring of replicas, which has the cards of its members in a node."""
+    def _data_rate(self, members: Array, share: str, apart: Array | float = 1.0) -> Array:
+        """Bytes a second of a ring of replicas, which has the cards of its members in a node.
+
+        If its members are so many replicas apart, the others have as many rings at the same time.
+        """
         nodes, inside = self._group(members)
-        cards = self._constant(share) * self._card * inside
+        cards = self._constant(share) * self._card * np.maximum(inside / apart, 1.0)
         return np.where(nodes > 1, np.minimum(cards, self._inside), self._inside)
 
     def _weights(self) -> tuple[Array, Array]:
@@ -277,12 +280,13 @@ class _Step:
         table, members = self._table, self._table.sharers
         nodes, inside = self._group(members)
         latency = self._constant("collective_s") * np.log2(inside) + self._node_s * (nodes - 1)
-        moved = (table.held_parameters - table.held_experts) * (1 - 1 / members)
-        moved = moved + table.held_experts * (1 - 1 / table.expert_sharers)
-        used = self._sharded & (members > 1)
         rate = self._data_rate(members, "network_share")
-        gather = np.where(used, self._item * moved / rate + latency, 0.0)
-        scatter = self._software.gradient_message_bytes * moved / rate + latency
+        moved = (table.held_parameters - table.held_experts) * (1 - 1 / members) / rate
+        rate = self._data_rate(members, "network_share", table["expert_parallel"])
+        moved = moved + table.held_experts * (1 - 1 / table.expert_sharers) / rate
+        used = self._sharded & (members > 1)
+        gather = np.where(used, self._item * moved + latency, 0.0)
+        scatter = self._software.gradient_message_bytes * moved + latency
         return gather, np.where(used, scatter, 0.0)
 
     def _output(self) -> Array:
@@ -323,10 +327,12 @@ class _Step:
         expert_shares = np.where(self._sharded, table.expert_sharers, 1.0)
         members, alike = table.replicas / shares, table.alike / expert_shares
         nodes, _ = self._group(table.replicas)
-        rate = self._data_rate(table.replicas, "gradient_share")
+        rate = self._data_rate(table.replicas, "gradient_share", shares)
         bucket_s = self._constant("gradient_latency_factor") * self._machines.network_latency_s
-        moved = others / shares * (1 - 1 / members)
-        moved = (moved + experts / expert_shares * (1 - 1 / alike)) / rate
+        moved = others / shares * (1 - 1 / members) / rate
+        apart = table["expert_parallel"] * expert_shares
+        rate = self._data_rate(table.replicas, "gradient_share", apart)
+        moved = moved + experts / expert_shares * (1 - 1 / alike) / rate
         summed_items = others / shares + experts / expert_shares
         buckets = np.maximum(summed_items * self._item / self._software.bucket_bytes, 1.0)
         message = self._software.gradient_message_bytes
