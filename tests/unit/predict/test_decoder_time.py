@@ -141,6 +141,17 @@ def test_devices_that_share_a_sequence_compute_a_part_of_it():
     assert half == pytest.approx(whole / 2, rel=0.02)  # the ring is hidden
 
 
+def test_keys_and_values_leave_a_node_by_one_card():
+    free = {"product_efficiency": 1e9, "attention_efficiency": 1e9, "sharpness": 50.0}
+    software = nanotron(**NOTHING, **free)
+    table = decoder("3B", context=16, sequence_length=2**20, vocabulary=1)
+    machines = hopper(table, software)
+    card = machines.network_bytes_per_s[0] / 8 * software.constant("network_share")
+    once_s = 15 * 2 * 2 * 2**16 * 3072 / card
+    passes_s = step_time(table, machines, software).parts["passes"][0]
+    assert passes_s == pytest.approx(8 * 28 * 3 * once_s, rel=0.01)  # backward with gradients
+
+
 def test_a_token_is_computed_by_its_active_experts_alone():
     software = nanotron(**NOTHING)
     given = {"micro_batch": 4, "experts": 8}

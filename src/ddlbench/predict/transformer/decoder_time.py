@@ -253,11 +253,12 @@ class _Step:
     def _context(self) -> Array:
         """Keys and values of a layer once round the devices that share a sequence."""
         members = self._table["context"]
-        nodes, inside = self._group(members)
+        nodes, _ = self._group(members)
         width = self._table.groups * self._table.attention_width
         block = 2 * self._item * self._table.tokens * width
-        cards = np.minimum(self._constant("network_share") * self._card * inside, self._inside)
-        rate = np.where(nodes > 1, cards, self._inside)
+        # A neighbour on another node is reached by the card of the device that sends.
+        card = np.minimum(self._constant("network_share") * self._card, self._inside)
+        rate = np.where(nodes > 1, card, self._inside)
         message = block / self._tensor / rate + self._constant("collective_s")
         return np.asarray((members - 1) * message + self._node_s * (nodes - 1) * (members > 1))
 
