@@ -170,6 +170,21 @@ def test_exchanges_of_tokens_cost_more_between_nodes():
     assert none < node < nodes
 
 
+def test_tokens_go_to_experts_of_other_nodes_by_a_card_and_to_others_inside():
+    free = {"product_efficiency": 1e9, "attention_efficiency": 1e9, "sharpness": 50.0}
+    software = nanotron(**NOTHING, **free)
+    table = decoder(
+        "3B", experts=16, active_experts=2, data=16, expert_parallel=16, vocabulary=1,
+        sequence_length=2**18,
+    )  # fmt: skip
+    machines = hopper(table, software)
+    card = machines.network_bytes_per_s[0] / 8 * software.constant("network_share")
+    # Two exchanges forward and two backward of both copies of a token; half of them leave the node.
+    by_hand_s = 4 * (2 * 2 * 2**18 * 3072) * (8 / 16) / card
+    passes_s = step_time(table, machines, software).parts["passes"][0]
+    assert passes_s == pytest.approx(8 * 28 * by_hand_s, rel=0.02)
+
+
 def test_recomputation_costs_a_forward_pass():
     ratio = seconds(decoder("80B", tensor=8, recomputation="full"), nanotron()) / seconds(
         decoder("80B", tensor=8), nanotron()

@@ -244,9 +244,9 @@ class _Step:
         members = self._table["expert_parallel"]
         nodes, inside = self._group(members)
         sent = self._item * self._table["active_experts"] * self._table.tokens * self._hidden
-        sent = sent / self._tensor * (members - 1) / members
-        cards = self._constant("network_share") * self._card
-        wire = sent / np.where(nodes > 1, np.minimum(cards, self._inside), self._inside)
+        each = sent / self._tensor / members  # to one of them
+        card = self._constant("network_share") * self._card
+        wire = np.maximum(each * (members - inside) / card, each * (inside - 1) / self._inside)
         latency = self._constant("collective_s") * np.log2(inside) + self._node_s * (nodes - 1)
         return np.where(members > 1, latency + wire, 0.0), wire
 
