@@ -59,6 +59,8 @@ def test_a_layer_keeps_what_its_modules_need():
     assert layer_bytes(plain)[0] == (18 + 16) * items
     scores = layer_bytes(plain, flash=False)[0] - layer_bytes(plain)[0]
     assert scores == 5 * 32 * 4096**2  # Korthikanti et al.: 5 a s^2 b
+    again = decoder("1B", gated=0, recomputation="selective")
+    assert layer_bytes(again, flash=False)[0] == 34 * items  # section 4.2: 34 s b h
 
 
 def test_experts_are_counted_as_published():

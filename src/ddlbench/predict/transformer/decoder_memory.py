@@ -17,11 +17,11 @@ heads over heads, z = devices that share the optimizer's state, q = min(p - i, m
 
 Weights are in half precision. In single precision they are 4 P, and are their own masters: 8 P / z.
 Gradients have G bytes, buffers of messages B, temporaries T, as the software sets them; with SGD's
-momentum instead of Adam's two moments 4 P / z are missing. Flash
-attention keeps no scores; without it they are 5 a s^2 b / t. ZeRO 2 divides gradients, ZeRO 3
+momentum instead of Adam's two moments 4 P / z are missing. Flash attention keeps no scores; without
+it, and without selective recomputation, they are 5 a s^2 b / t. ZeRO 2 divides gradients, ZeRO 3
 weights, too, and holds two layers' weights gathered; experts that x replicas share it divides over
-z / x. Full recomputation keeps 2 u / t a layer, and
-one layer's activations where a stage has layers.
+z / x. Full recomputation keeps 2 u / t a layer, and one layer's activations where a stage has
+layers.
 
 Sources: Korthikanti et al. (2022), section 4; ZeRO (Rajbhandari et al., SC 2020), section 3; Dao et
 al., FlashAttention (2022), section 3.1.
@@ -161,5 +161,6 @@ def layer_bytes(table: Decoders, *, flash: bool = True) -> Array:
     # Queries, and the output of attention with its copy, are as wide as all heads.
     heads = (6 + 4 * table.groups) * table.tokens * table.attention_width
     kept = 8 * items + heads + active * feed + sent
-    kept = kept + (0.0 if flash else SCORE_BYTES) * scores
+    computed_again = flash | (table["recomputation"] == "selective")
+    kept = kept + np.where(computed_again, 0.0, SCORE_BYTES) * scores
     return np.asarray(kept / table["tensor"])
