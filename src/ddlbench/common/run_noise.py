@@ -195,11 +195,11 @@ class RunNoise:
             variance = max(variance, sum(variances))
         # A single run has the error of its median step, too: others may have had more steps.
         single = sum((sample.step_error or 0.0) ** 2 for sample in pair if sample.runs == 1)
-        half = _t_quantile(noise.freedom) * math.sqrt(variance + single)
+        half = t_quantile(noise.freedom) * math.sqrt(variance + single)
         if noise.source == "repeats" and noise.variance <= self._stated**2:
             # Few repeats that agree must not give a wider interval than no repeats at all.
             stated = self._stated**2 * (first.weight + second.weight) + single
-            half = min(half, _t_quantile(math.inf) * math.sqrt(stated))
+            half = min(half, t_quantile(math.inf) * math.sqrt(stated))
         middle = math.log(second.median_s / first.median_s)
         low, high = (math.exp(middle + sign * half) for sign in (-1, 1))
         return Ratio(math.exp(middle), low, high, noise)
@@ -217,15 +217,15 @@ class Ratio:
 
 def repeats_to_tell(noise: Noise, margin: float) -> int:
     """Repeats per tree for an interval about ratio 1 that fits into a margin of, say, 0.05."""
-    half = math.log1p(margin) / _t_quantile(math.inf)
+    half = math.log1p(margin) / t_quantile(math.inf)
     return max(2, math.ceil(math.pi * noise.variance / half**2))
 
 
-def _t_quantile(freedom: float) -> float:
-    """The quantile of Student's t at the upper end of the interval."""
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The quantile of Student's t at the upper end of an interval round the middle."""
     from scipy.special import ndtri, stdtrit  # noqa: PLC0415 - slow to import
 
-    at = (1 + CONFIDENCE) / 2
+    at = (1 + confidence) / 2
     return float(ndtri(at) if math.isinf(freedom) else stdtrit(freedom, at))
 
 

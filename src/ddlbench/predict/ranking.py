@@ -12,7 +12,8 @@ What is known of a step decides how probably its candidate is the fastest::
 
     measured here       median of the runs        spread of the runs, as their median has it
     calibrated          the prediction            ratio of its 90 % interval
-    predicted before    the prediction            root mean square of its errors on cells here
+    predicted before    the prediction            root mean square of its errors on cells here,
+                                                  wider where they are few
     nothing known       the prediction            a factor of 1.39 in 90 % of cases: an assumption;
                                                   more where those of other strategies were worse
 
@@ -53,7 +54,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ddlbench.common.run_noise import median_weight
+from ddlbench.common.run_noise import median_weight, t_quantile
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Reason, code_of
@@ -116,7 +117,8 @@ def from_prediction(
     if ratio is not None:
         spread = math.log(ratio) / Z90
     elif len(errors) >= _FEWEST_ERRORS:
-        spread = _typical(errors)
+        # Few errors say little of how large they are, so that 90 % lie further out (Student's t).
+        spread = _typical(errors) * t_quantile(len(errors), 0.9) / Z90
     else:
         spread = max(UNKNOWN, _typical(errors), _typical(site_errors))
     return Belief(step_s, max(spread, 1e-6), "predicted")

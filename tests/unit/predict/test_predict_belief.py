@@ -100,12 +100,26 @@ def test_the_interval_of_runs_covers_as_often_as_it_says(runs: int) -> None:
     assert np.mean([low <= 1 <= high for low, high in intervals]) == pytest.approx(0.9, abs=0.03)
 
 
+@pytest.mark.parametrize("count", [3, 10])
+def test_the_interval_of_errors_covers_as_often_as_it_says(count: int) -> None:
+    draws = np.random.default_rng(1).normal(0, 0.15, (2000, count + 1))
+    beliefs = (from_prediction(1.0, None, np.expm1(errors[:-1]).tolist()) for errors in draws)
+    ends = (belief.interval_s for belief in beliefs)
+    inside = [
+        low <= new <= high
+        for (low, high), new in zip(ends, np.exp(draws[:, -1]).tolist(), strict=True)
+    ]
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.02)
+
+
 def test_a_prediction_is_as_good_as_it_was() -> None:
     assert from_prediction(1.0, None, []).spread == 0.2
     assert from_prediction(1.0, None, [0.01, -0.01]).spread == 0.2  # two say too little
     assert from_prediction(1.0, None, [math.e - 1]).spread == pytest.approx(1.0)  # one is bad
     errors = [math.exp(0.1) - 1, math.exp(-0.1) - 1, 0.0]
-    assert from_prediction(1.0, None, errors).spread == pytest.approx(0.1 * math.sqrt(2 / 3))
+    typical, student = 0.1 * math.sqrt(2 / 3), 2.353  # 95 % of t with three degrees of freedom
+    spread = from_prediction(1.0, None, errors).spread
+    assert spread == pytest.approx(typical * student / 1.645, rel=1e-3)
     # Other strategies may show that predictions here are bad, not that they are good.
     assert from_prediction(1.0, None, [], [math.e - 1]).spread == pytest.approx(1.0)
     assert from_prediction(1.0, None, [], [0.01] * 9).spread == 0.2
