@@ -136,7 +136,7 @@ def _interval(table: Decoders, software: Software) -> tuple[Array, Array]:
 def _cuts(
     shape: Shape, system: System, software: Software, global_batch: int, context: int
 ) -> Iterator[dict[str, Any]]:
-    """Layouts that divide heads, layers and batch."""
+    """Layouts that divide heads, layers and batch, and whose micro-batches are enough for 1F1B."""
     if system.devices % context:
         return
     devices = system.devices // context
@@ -154,7 +154,7 @@ def _cuts(
             sharings = _sharings(software, cut, system.devices_per_node)
             experts = sorted({1, math.gcd(data, shape.experts)})
             for batch, sharing, held, again in itertools.product(
-                _batches(global_batch // data), sharings, experts, ("none", "full")
+                _batches(global_batch // data, pipeline), sharings, experts, ("none", "full")
             ):
                 further = {"expert_parallel": held, "recomputation": again}
                 yield {**cut, **batch, **sharing, **further}
@@ -173,10 +173,10 @@ def _sharings(software: Software, cut: Mapping[str, int], per_node: int) -> list
     return sharings
 
 
-def _batches(share: int) -> Iterator[dict[str, int]]:
-    """Micro-batches of a replica's share."""
+def _batches(share: int, stages: int) -> Iterator[dict[str, int]]:
+    """Micro-batches of a replica's share, at least as many as fill the other stages."""
     for size in range(1, min(share, _LARGEST_MICRO_BATCH) + 1):
-        if share % size == 0:
+        if share % size == 0 and share // size >= stages - 1:
             yield {"micro_batch": size, "micro_batches": share // size}
 
 
