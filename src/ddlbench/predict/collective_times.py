@@ -25,6 +25,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count
 from ddlbench.predict.constants import Array, HeldOut, Rows, WithConstants
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Sourced, System
@@ -64,6 +65,24 @@ class Library(WithConstants, Sourced):
     """Of these points."""
     of_one_cluster: bool = False
     """They are of one cluster."""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError if a constant or an interval is missing, or cannot be."""
+        super().check(where)
+        for name in SIZE_CLASSES:
+            if name not in self.intervals:
+                raise ConfigError(
+                    f"{where}: intervals: {name!r} is missing; add low, high and source"
+                )
+        for name, interval in self.intervals.items():
+            if name not in SIZE_CLASSES:
+                known = ", ".join(map(repr, SIZE_CLASSES))
+                raise ConfigError(f"{where}: intervals: {name!r} is unknown; write {known}")
+            if interval.low > interval.high:
+                raise ConfigError(
+                    f"{where}: intervals: low of {name!r} is {interval.low:g}; write at most its "
+                    f"high, {interval.high:g}"
+                )
 
     @property
     def tells_latency(self) -> bool:

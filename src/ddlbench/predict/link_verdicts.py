@@ -90,11 +90,9 @@ def judged_sweep(sweep: Measured, system: System, library: Library) -> list[Judg
     known = why_not(system, library) == ""
     verdicts = []
     for size, measured, expected in zip(payload, sweep.time_s, expected_s, strict=True):
-        interval = library.intervals.get(size_class(float(size)))
-        low, high = (interval.low, interval.high) if interval else (0.0, np.inf)
-        ends = float(expected * low), float(expected * high)
-        tells = known and interval is not None
-        verdict = _verdict(float(measured), *ends, tells=tells)
+        interval = library.intervals[size_class(float(size))]
+        ends = float(expected * interval.low), float(expected * interval.high)
+        verdict = _verdict(float(measured), *ends, tells=known)
         verdicts.append(
             Judged(sweep.operation, float(size), float(measured), float(expected), *ends, verdict)
         )
@@ -111,14 +109,12 @@ def judged_pairs(
     """
     sheet = system.device.link
     ring = library.constant("ring_share") * sheet.bytes_per_s
-    interval = library.intervals.get(LONG)
-    low = ring / interval.high if interval else 0.0
-    tells = sheet.all_to_all and interval is not None
+    low = ring / library.intervals[LONG].high
     high = sheet.bytes_per_s * _OVER_SHEET
     verdicts = []
     for name, rate in rates:
         verdict: Verdict = "cannot tell"
-        if tells:
+        if sheet.all_to_all:
             verdict = "slow" if rate < low else "fast" if rate > high else "normal"
         verdicts.append(Judged(name, None, rate, ring, low, sheet.bytes_per_s, verdict))
     return verdicts

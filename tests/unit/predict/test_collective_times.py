@@ -306,6 +306,28 @@ def test_copies_are_compared_with_the_data_sheet(library):
     assert {judgement.verdict for judgement in mesh} == {"cannot tell"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"1 to 64 MB": None}, "'1 to 64 MB' is missing; add low, high and source"),
+        ({"1 to 64 KB": 1.0}, "'1 to 64 KB' is unknown; write 'below 1 MB'"),
+        ({"1 to 64 MB": 9.0}, "low of '1 to 64 MB' is 9; write at most its high"),
+    ],
+)
+def test_wrong_intervals_of_a_library_are_named(library, tmp_path, changes, words):
+    shipped = library.intervals
+    changed = {
+        name: replace(shipped.get(name, shipped[LONG]), low=low)
+        for name, low in changes.items()
+        if low
+    }
+    kept = {name: each for name, each in shipped.items() if name not in changes}
+    file = tmp_path / "ours.yaml"
+    replace(library, intervals=kept | changed).write(file)
+    with pytest.raises(ConfigError, match=words):
+        Library.load(str(file))
+
+
 def test_classes_of_sizes():
     assert [size_class(size) for size in (1, 2**20, 2**26)] == [
         "below 1 MB", "1 to 64 MB", "64 MB and more",
