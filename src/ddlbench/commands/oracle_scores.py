@@ -390,8 +390,9 @@ _POINT_COLUMNS = (
     "ranks",
     "payload_bytes",
     "time_s",
-    "source",
+    "file",
 )
+"""No ``source``, whose values tell clusters apart: one cluster has many files."""
 
 
 @click.command(

@@ -147,7 +147,7 @@ def read_points(
         given = table[name] if name in table else pd.Series(np.nan, table.index, name=name)
         rates = numbers_of(given, where, "a number above 0", lambda n: n > 0, may_lack=True)
         table[name] = rates * 1e9
-    table["accelerator"] = table["accelerator"].fillna("")
+    table["accelerator"] = table["accelerator"].astype(object).fillna("")
     named = set(table["accelerator"])
     sheets = {name: device or DeviceSheet.called(str(name)) for name in named}
     of = [sheets[name] for name in table["accelerator"]]

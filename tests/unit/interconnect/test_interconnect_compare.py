@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from p2p_printer import printed
@@ -14,6 +15,7 @@ from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, SweepPoint, write_links
+from ddlbench.predict.collective_times import Library
 
 # Bytes and microseconds of all-reduces of two p5.48xlarge: awslabs/awsome-distributed-training.
 P5 = ((2**25, 439.7), (2**28, 1468.2), (2**30, 4607.6), (2**32, 17286.0))
@@ -67,6 +69,19 @@ def test_own_sweeps_say_what_is_normal_on_their_cluster(tmp_path):
     assert "Normal for 8 nodes" in compare(more, "--collectives", str(ours)).output
     more.write_text(nccl_text(2.0, 16))
     assert "no fit has more than 4 nodes" in compare(more, "--collectives", str(ours)).output
+
+
+@pytest.mark.parametrize(("nodes", "cards"), [((1, 1), None), ((2, 4), 400)])
+def test_files_of_one_cluster_correct_the_library_together(tmp_path, nodes, cards):
+    """Without a fabric, too: one node needs none, and the table may have the rate of its cards."""
+    sweeps = [tmp_path / f"{place}.txt" for place in range(len(nodes))]
+    for file, count in zip(sweeps, nodes, strict=True):
+        file.write_text(nccl_text(2.0, count))
+    points, ours = tmp_path / "points.csv", tmp_path / "own.yaml"
+    run(oracle, "read", *sweeps, "--output", points)
+    pd.read_csv(points).assign(nic_gb_per_s_a_node=cards).to_csv(points, index=False)
+    run(calibrate, points, "--output", ours)
+    assert Library.load(str(ours)).of_one_cluster
 
 
 def test_own_sweeps_decide_in_a_recommendation(tmp_path):
