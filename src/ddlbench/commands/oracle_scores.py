@@ -426,10 +426,11 @@ def read_command(
             runs.append(with_note(run, _left_out(*logs, *_tests_of(text))))
         else:
             others[file] = text
-    if runs and any(map(format_of, others.values())):
+    of_links = [file for file, text in others.items() if _is_of_links(text, file)]
+    if runs and of_links:
         raise ConfigError(
-            f"{next(iter(others))} has times of links, {runs[0].source} a training; read them into "
-            "two tables"
+            f"{of_links[0]} is read as times of links, {runs[0].source} as a training; read them "
+            "into two tables"
         )
     tests = [
         (file, _collectives(text, file, nodes, devices_per_node)) for file, text in others.items()
@@ -486,10 +487,14 @@ def _left_out(log: str, *others: str) -> str:
     return f"read are its lines of {log}; those of {names} are left out" if others else ""
 
 
+def _is_of_links(text: str, file: Path) -> bool:
+    return format_of(text) is not None or is_links_file(text, file)
+
+
 def _collectives(
     text: str, file: Path, nodes: int | None, devices_per_node: int | None
 ) -> MeasuredLinks:
-    if format_of(text) is None and not is_links_file(text, file):
+    if not _is_of_links(text, file):
         raise ConfigError(
             f"{file}: no line of a known log in it; known are {', '.join(_READERS)}, links.json "
             "and outputs of link tests"

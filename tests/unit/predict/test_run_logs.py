@@ -403,8 +403,9 @@ def test_unknown_logs_are_named(tmp_path):
         read(tmp_path, {"a.txt": "hello"})
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path, {"a.txt": iteration(1)}, str(tmp_path / "none.txt"))
-    with pytest.raises(ConfigError, match="into two tables"):
-        read(tmp_path, {"a.txt": iteration(1), "b.txt": f"# nThread 1 nGpus 1\n{NCCL_ROW}\n"})
+    for name, text in (("b.txt", f"# nThread 1 nGpus 1\n{NCCL_ROW}\n"), ("links.json", "{}")):
+        with pytest.raises(ConfigError, match=f"{name} is read as times of links.*two tables"):
+            read(tmp_path, {"a.txt": iteration(1), name: text})
 
 
 def test_warm_up_and_numbers():
