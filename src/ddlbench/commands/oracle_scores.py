@@ -414,6 +414,8 @@ def read_command(
     osu_xccl_allreduce, links.json) are a table of their own. `ddlbench oracle score` and
     `ddlbench calibrate` read the tables; docs/oracle.md lists the columns.
     """
+    if output.resolve() in [file.resolve() for file in files]:
+        raise ConfigError(f"--output {output} is one of the files to read; write another name")
     runs: list[LoggedRun] = []
     others: dict[Path, str] = {}
     systems: dict[str, Mapping[str, object]] = {}

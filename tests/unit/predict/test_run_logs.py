@@ -408,6 +408,13 @@ def test_unknown_logs_are_named(tmp_path):
             read(tmp_path, {"a.txt": iteration(1), name: text})
 
 
+def test_a_log_is_not_overwritten_by_the_table(tmp_path):
+    log = iteration(1)
+    with pytest.raises(ConfigError, match="is one of the files to read"):
+        read(tmp_path, {"runs.csv": log})
+    assert (tmp_path / "runs.csv").read_text() == log
+
+
 def test_warm_up_and_numbers():
     assert after_warm_up([9]) == [9]
     assert after_warm_up([9, 1, 2]) == [1, 2]
