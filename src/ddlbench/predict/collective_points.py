@@ -43,6 +43,7 @@ from ddlbench.predict.run_tables import (
     numbers_of,
     refuse,
     rows_of_kind,
+    whole_numbers,
 )
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "nccl_all_reduce.csv")))
@@ -140,9 +141,12 @@ def read_points(
     unlike = ~table["operation"].isin(OPERATIONS)
     known = ", ".join(OPERATIONS)
     refuse(unlike, table["collective"], where, f"no time is expected of {{!r}}; known are {known}")
-    for name in ("nodes", "ranks", "payload_bytes", "time_s"):
+    for name, least in (("nodes", 1), ("ranks", 2)):
+        table[name] = whole_numbers(table[name], where, least)
+    uneven = table["ranks"] % table["nodes"] > 0
+    refuse(uneven, table["ranks"], where, "ranks is {!r}; write a multiple of nodes")
+    for name in ("payload_bytes", "time_s"):
         table[name] = numbers_of(table[name], where, "a number above 0", lambda n: n > 0)
-    refuse(table["ranks"] < 2, table["ranks"], where, "ranks is {!r}; write 2 or more")
     for name in (_LINK, _CARDS):
         given = table[name] if name in table else pd.Series(np.nan, table.index, name=name)
         rates = numbers_of(given, where, "a number above 0", lambda n: n > 0, may_lack=True)

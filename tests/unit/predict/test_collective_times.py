@@ -256,7 +256,9 @@ def test_one_sweep_of_a_subset_can_be_scored(published):
     [
         ({"collective": "all-to-all"}, "no time is expected of"),
         ({"time_s": -1}, "time_s is -1"),
-        ({"ranks": 1}, "write 2 or more"),
+        ({"ranks": 1}, "ranks is 1; write a whole number of 2 or more"),
+        ({"nodes": 1.5}, "nodes is 1.5; write a whole number"),
+        ({"nodes": 16, "nic_gb_per_s_a_node": 50}, "ranks is 8; write a multiple of nodes"),
         ({"accelerator": "X", "nvlink_gb_per_s_one_way": None}, "in no data sheet"),
         ({"nodes": 2, "nic_gb_per_s_a_node": None}, "nodes need a network"),
     ],
