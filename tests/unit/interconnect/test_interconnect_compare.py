@@ -103,6 +103,7 @@ def test_own_sweeps_decide_in_a_recommendation(tmp_path):
     layouts = ["--network", "llama-8b", "--batch-size", 64, *hardware]
     words = run(recommend, *layouts, "--collectives", ours).split()
     assert "its latency by 4 points of points.csv" in " ".join(words)
+    assert "its latency" not in run(recommend, *layouts, "--geometry", "1x8", "--collectives", ours)
     with pytest.raises(ConfigError, match="--collectives goes with a network on --hardware"):
         run(recommend, "--network", "vgg16", "--collectives", ours)
 
