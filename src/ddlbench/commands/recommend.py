@@ -198,8 +198,8 @@ def _refuse_options_beside(subject: str) -> None:
         if given and subject not in subjects:
             cure = "leave it out, or write --hardware, too" if subject == _SITE else "leave it out"
             raise ConfigError(
-                f"{parameter.opts[0]} goes with {' or '.join(subjects)}, and this question is "
-                f"about {subject}; {cure}"
+                f"{', '.join(parameter.opts)} goes with {' or '.join(subjects)}, and this question "
+                f"is about {subject}; {cure}"
             )
 
 

@@ -211,9 +211,10 @@ def test_a_network_that_cannot_be_built_is_refused_at_once():
 
 
 @pytest.mark.parametrize(
-    "option", [("--sequence-length", "512"), ("--software", "fsdp"), ("--context-parallel", "2")]
+    "option", [("--context", "512"), ("--software", "fsdp"), ("--context-parallel", "2")]
 )
 def test_options_of_shapes(option):
+    """Of two names of an option the message has both, as one of them was written."""
     error = ask(*NDR, *RESNET, "--geometry", "1x8", *option).exception
     assert f"{option[0]} goes with a transformer's shape" in str(error)
 
