@@ -87,7 +87,9 @@ class Points:
 
     @property
     def sweeps(self) -> Array:
-        return self.rows["sweep"].to_numpy(dtype=str)
+        """Chip and nodes of each point, whatever its table calls the accelerator."""
+        nodes = self.rows["nodes"].map("{:g}".format)
+        return (self.rows["chip"] + ", " + nodes).to_numpy(dtype=str)
 
     @property
     def clusters(self) -> Array:
@@ -295,13 +297,13 @@ def intervals_of(ratios: Array, points: Points) -> dict[str, tuple[float, float]
         points: n.
     """
     classes = np.array([size_class(size) for size in points.payload_bytes])
-    sweeps = points.rows["sweep"]
+    sweeps = points.sweeps
     intervals = {}
     for name in SIZE_CLASSES:
         of = classes == name
         if of.any():
-            counts = sweeps[of].map(sweeps[of].value_counts()).to_numpy(dtype=float)
-            low, high = (_percentile(ratios[of], 1 / counts, share) for share in (0.05, 0.95))
+            weights = equal_weights(sweeps[of])
+            low, high = (_percentile(ratios[of], weights, share) for share in (0.05, 0.95))
             intervals[name] = (low, high)
     return intervals
 
@@ -441,8 +443,7 @@ def _kinds_of(points: Points, hold_out: str) -> Array:
         case "submitter":
             return _submitters(rows).to_numpy(dtype=str)
         case _:
-            nodes = rows["nodes"].map("{:g}".format)
-            return (rows["chip"] + ", " + nodes).to_numpy(dtype=str)
+            return points.sweeps
 
 
 def _submitters(rows: pd.DataFrame) -> pd.Series[str]:

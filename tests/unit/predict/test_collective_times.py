@@ -347,6 +347,16 @@ def test_another_name_of_a_device_does_not_teach_what_is_held_out(hold_out):
     assert errors[1] == pytest.approx(errors[0])
 
 
+def test_a_sweep_under_two_names_of_its_device_counts_once(shares, library):
+    """Two numbers of nodes do not tell how much sweeps differ, under whichever names."""
+    two = shares[shares["nodes"] <= 8]
+    renamed = two.assign(accelerator="NVIDIA H100 80GB HBM3", time_s=two["time_s"] * 1.01)
+    points = read_points(pd.concat([two, renamed], ignore_index=True))
+    assert set(two["accelerator"]) == {"H100"} and len(set(points.clusters)) == 1
+    fitted, _ = calibrated(points, library, "two.csv")
+    assert fitted.intervals == library.intervals
+
+
 def test_copies_of_points_do_not_narrow_the_intervals_of_constants(library):
     published = pd.read_csv(PUBLISHED)
     many = pd.concat([published] * 10, ignore_index=True)
