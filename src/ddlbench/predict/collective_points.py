@@ -12,6 +12,7 @@ nodes are a sweep. The shipped points are of other people (NOTICE). Expected tim
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -53,6 +54,8 @@ fifth, and there are as many of them as constants."""
 _OWN_SIZES = (2**24, 2**30)
 _OWN_SWEEPS = 3
 """Of one cluster, that tell how much they differ."""
+_OWN_RATIOS = 19
+"""Of one size, for both ends of an interval of 90 %: the first of n is the 1 / (n + 1) quantile."""
 _NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
 _LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
 
@@ -318,12 +321,17 @@ def _percentile(values: Array, weights: Array, share: float) -> float:
 def _own_intervals(
     points: Points, known: Points, library: Library
 ) -> Mapping[str, tuple[float, float]]:
-    """Intervals of one cluster's sweeps, each held out; none from fewer than three sweeps."""
+    """Intervals of one cluster's sweeps, each held out; none from fewer than three sweeps.
+
+    Nor from fewer ratios of a size than 90 % intervals need (:meth:`HeldOut.of`).
+    """
     sweeps = points.sweeps
     if len(np.unique(sweeps)) < _OWN_SWEEPS:
         return {}
     held_s = held_out_s(points, known, library, sweeps, known.sweeps, correct=True)
-    return intervals_of(points.measured_s / held_s, points)
+    sizes = Counter(map(size_class, points.payload_bytes))
+    intervals = intervals_of(points.measured_s / held_s, points)
+    return {name: ends for name, ends in intervals.items() if sizes[name] >= _OWN_RATIOS}
 
 
 def calibrated(points: Points, library: Library, where: str) -> tuple[Library, Fit]:

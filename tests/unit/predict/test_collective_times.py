@@ -357,6 +357,14 @@ def test_a_sweep_under_two_names_of_its_device_counts_once(shares, library):
     assert fitted.intervals == library.intervals
 
 
+def test_few_times_of_a_size_leave_its_interval(shares, library):
+    """Three times would claim an interval of 90 % that the fourth leaves half the time."""
+    sweeps = shares[shares["nodes"] <= 16]
+    fitted, _ = calibrated(read_points(sweeps), library, "shares.csv")
+    own = [name for name in fitted.intervals if fitted.intervals[name] != library.intervals[name]]
+    assert own == [LONG]  # 27 times; 6 are shorter
+
+
 def test_copies_of_points_do_not_narrow_the_intervals_of_constants(library):
     published = pd.read_csv(PUBLISHED)
     many = pd.concat([published] * 10, ignore_index=True)
