@@ -337,7 +337,8 @@ def _own_intervals(
 def calibrated(points: Points, library: Library, where: str) -> tuple[Library, Fit]:
     """The library fitted to points, with intervals of sweeps that were held out.
 
-    Points of one cluster correct it. Then intervals of fewer than three sweeps are the library's.
+    Points of one cluster correct it. Then intervals of fewer than three sweeps are the library's,
+    as are those of several clusters of one device and one number of nodes.
     """
     sweeps = points.sweeps
     if len(np.unique(points.clusters)) == 1:
@@ -346,8 +347,10 @@ def calibrated(points: Points, library: Library, where: str) -> tuple[Library, F
     else:
         constants = fit_points(points, library)
         fitted = library.fitted_to(constants)
-        held_s = held_out_s(points, points, library, sweeps, sweeps)
-        ends = intervals_of(points.measured_s / held_s, points)
+        ends = {}
+        if len(np.unique(sweeps)) > 1:
+            held_s = held_out_s(points, points, library, sweeps, sweeps)
+            ends = intervals_of(points.measured_s / held_s, points)
     intervals = {
         name: HeldOut(low=low, high=high, source=f"{where}, each sweep held out in turn")
         for name, (low, high) in ends.items()

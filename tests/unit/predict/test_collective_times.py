@@ -357,6 +357,13 @@ def test_a_sweep_under_two_names_of_its_device_counts_once(shares, library):
     assert fitted.intervals == library.intervals
 
 
+def test_two_clusters_of_one_number_of_nodes_keep_the_intervals(shares, library):
+    alike = shares[shares["nodes"] == 4]
+    table = pd.concat([alike.assign(source=name) for name in ("here", "there")])
+    fitted, _ = calibrated(read_points(table), library, "two.csv")
+    assert not fitted.of_one_cluster and fitted.intervals == library.intervals
+
+
 def test_few_times_of_a_size_leave_its_interval(shares, library):
     """Three times would claim an interval of 90 % that the fourth leaves half the time."""
     sweeps = shares[shares["nodes"] <= 16]
