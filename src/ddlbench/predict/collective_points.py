@@ -224,12 +224,12 @@ def _fit(points: Points, library: Library, pull: float, *, few: bool = False) ->
 
 def fit_points(points: Points, library: Library) -> Fit:
     """Fit the library's constants to points of many clusters, from the priors of its file."""
-    return _fit(points, library.with_priors(), _PULL)
+    return _fit(points, replace(library.with_priors(), of_one_cluster=False), _PULL)
 
 
 def refitted(points: Points, library: Library) -> Library:
-    """The library with constants fitted to points."""
-    return library.fitted_to(fit_points(points, library))
+    """The library with constants fitted to points of many clusters."""
+    return replace(library.fitted_to(fit_points(points, library)), of_one_cluster=False)
 
 
 def corrected(points: Points, library: Library) -> tuple[Library, Fit]:
@@ -346,7 +346,7 @@ def calibrated(points: Points, library: Library, where: str) -> tuple[Library, F
         ends = _own_intervals(points, _with_shipped(points), library)
     else:
         constants = fit_points(points, library)
-        fitted = library.fitted_to(constants)
+        fitted = replace(library.fitted_to(constants), of_one_cluster=False)
         ends = {}
         if len(np.unique(sweeps)) > 1:
             held_s = held_out_s(points, points, library, sweeps, sweeps)

@@ -362,6 +362,9 @@ def test_two_clusters_of_one_number_of_nodes_keep_the_intervals(shares, library)
     table = pd.concat([alike.assign(source=name) for name in ("here", "there")])
     fitted, _ = calibrated(read_points(table), library, "two.csv")
     assert not fitted.of_one_cluster and fitted.intervals == library.intervals
+    own, _ = calibrated(read_points(alike), library, "one.csv")
+    again, _ = calibrated(read_points(table), own, "two.csv")
+    assert own.of_one_cluster and not again.of_one_cluster
 
 
 def test_few_times_of_a_size_leave_its_interval(shares, library):
