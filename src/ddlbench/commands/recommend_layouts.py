@@ -236,8 +236,8 @@ def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> lis
     beyond = [geometry for geometry, answer in answers.items() if answer["beyond"].any()]
     sources = "; ".join(dict.fromkeys(constant.source for constant in software.intervals.values()))
     fitted = f"fitted on {software.fitted_on}" if software.fitted_on else "priors, nothing fitted"
-    told = f", its latency by {library.fitted_on}" if library.tells_latency else ""
-    fabric = f", fabric {cluster.fabric_name}{told}" if cluster.fabric else ""
+    latency = f", its latency by {library.fitted_on}" if library.tells_latency else ""
+    fabric = f", fabric {cluster.fabric_name}{latency}" if cluster.fabric else ""
     facts = [
         f"Device and links: data sheet of {cluster.device.description}{fabric}.",
         f"Constants of {question.software_name}: {fitted}. Intervals: {sources or 'none'}.",

@@ -362,17 +362,17 @@ def test_two_clusters_of_one_number_of_nodes_keep_the_intervals(shares, library)
     table = pd.concat([alike.assign(source=name) for name in ("here", "there")])
     fitted, _ = calibrated(read_points(table), library, "two.csv")
     assert not fitted.of_one_cluster and fitted.intervals == library.intervals
-    own, _ = calibrated(read_points(alike), library, "one.csv")
-    again, _ = calibrated(read_points(table), own, "two.csv")
-    assert own.of_one_cluster and not again.of_one_cluster
+    corrected_once, _ = calibrated(read_points(alike), library, "alike.csv")
+    again, _ = calibrated(read_points(table), corrected_once, "two.csv")
+    assert corrected_once.of_one_cluster and not again.of_one_cluster
 
 
 def test_few_times_of_a_size_leave_its_interval(shares, library):
     """Three times would claim an interval of 90 % that the fourth leaves half the time."""
     sweeps = shares[shares["nodes"] <= 16]
     fitted, _ = calibrated(read_points(sweeps), library, "shares.csv")
-    own = [name for name in fitted.intervals if fitted.intervals[name] != library.intervals[name]]
-    assert own == [LONG]  # 27 times; 6 are shorter
+    changed = {name for name, each in fitted.intervals.items() if each != library.intervals[name]}
+    assert changed == {LONG}  # 27 times; 6 are shorter
 
 
 def test_copies_of_points_do_not_narrow_the_intervals_of_constants(library):
