@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import reprlib
+import signal
 import stat
 from pathlib import Path
 
@@ -160,6 +161,14 @@ class _Short(reprlib.Repr):
 
 _SHORT = _Short()
 _SHORT.maxlevel = 3
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; Python has no names of most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,6 @@ A network computes in float64, or with a measured tolerance::
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.errors import ConfigError, printable, signal_name
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError, WorkError
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.rank_report import classify, innermost
@@ -198,7 +197,7 @@ def _rank_error(end: RankEnd) -> TrialError:
     if end.exit_code is None:
         return TrialError(Kind.FAILED, end.text.strip().splitlines()[-1])
     if end.exit_code < 0:
-        name = signal.Signals(-end.exit_code).name
+        name = signal_name(-end.exit_code)
         return TrialError(Kind.FAILED, f"a rank was killed by {name}", "rank_killed")
     return TrialError(Kind.FAILED, f"a rank ended with exit status {end.exit_code}", "rank_lost")
 

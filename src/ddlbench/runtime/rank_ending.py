@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ddlbench.common.errors import signal_name
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.launch import own_process
@@ -42,7 +43,7 @@ def report_signal(job_path: str, number: int, for_memory: bool) -> None:
     """Write the report of a rank that a signal ended, if it left none itself."""
     folder, rank = _run_of(job_path)
     status, code = Status.FAILED, "rank_killed"
-    reason = f"killed by signal {number} ({signal.Signals(number).name})"
+    reason = f"killed by signal {number} ({signal_name(number)})"
     if number == signal.SIGKILL and for_memory:
         status, code = Status.OUT_OF_MEMORY, "out_of_memory_killed"
         reason = "the kernel killed the rank because memory ran out"

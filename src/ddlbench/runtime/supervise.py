@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddlbench.common.document import UnreadableJson, write_json, write_text
-from ddlbench.common.errors import file_fault
+from ddlbench.common.errors import file_fault, signal_name
 from ddlbench.common.owner import Owner, Writer
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.result import Result, write_result
@@ -423,7 +423,7 @@ def _lost(rank: int, outcome: Outcome) -> Reason:
     code, log = outcome.guards_ended.get(rank), "\n".join(outcome.tail)
     lost = f"rank {rank} ended without a report"
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         return Reason("rank_lost", f"{lost}: signal {-code} ({name}) ended its guard")
     if code is not None:
         lost += f" (exit code {code})"

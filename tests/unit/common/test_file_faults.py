@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.common.document import whole_file, write_text
-from ddlbench.common.errors import ConfigError, file_fault, obstacle
+from ddlbench.common.errors import ConfigError, file_fault, obstacle, signal_name
 from ddlbench.experiment.paths import check_results
 
 
@@ -121,3 +121,9 @@ def test_a_name_that_is_no_text_is_written_escaped(tmp_path) -> None:
     name = os.fsdecode(b"caf\xe9.jpg")
     write_text(tmp_path / "page.html", f"{name} is no image\n")
     assert (tmp_path / "page.html").read_text("utf-8") == "caf\\udce9.jpg is no image\n"
+
+
+def test_every_signal_has_a_name():
+    """Also real-time signals, of which Python names the first and the last only."""
+    names = [signal_name(number) for number in range(1, 65)]
+    assert names[8] == "SIGKILL" and names[39] == "signal 40"
