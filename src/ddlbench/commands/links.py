@@ -211,7 +211,7 @@ def compare_command(
     """
     device = DeviceSheet.named(hardware)
     library = Library.load(collectives)
-    described = library.on(Fabric.load(fabric)) if fabric else None
+    described = library.with_latency(Fabric.load(fabric)) if fabric else None
     read = measured_links(text_of(sweep), sweep, operation, nodes, devices_per_node)
     answers: list[_Answer] = []
     for sweep_read in (each for each in read.sweeps if each.time_s):

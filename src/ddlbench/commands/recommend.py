@@ -72,8 +72,9 @@ _SITE, _NETWORK, _SHAPE = (
 )  # fmt: skip
 _GOES_WITH: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("site_name", "threads", "measure"), (_SITE,)),
-    **dict.fromkeys(("recommender", "allow_stale", "why"), (_SITE, _NETWORK)),
-    **dict.fromkeys(("device_memory_bytes", "options"), (_SITE, _NETWORK)),
+    **dict.fromkeys(
+        ("recommender", "allow_stale", "why", "device_memory_bytes", "options"), (_SITE, _NETWORK)
+    ),
     "profile": (_NETWORK,),
     "collectives": (_NETWORK, _SHAPE),
     **dict.fromkeys(("software", "sequence_length", "context_parallel"), (_SHAPE,)),

@@ -93,7 +93,11 @@ class _Operations(TorchDispatchMode):
 
 @contextmanager
 def _fused_attention() -> Iterator[None]:
-    """Attention as GPUs compute it; the device "meta" would take it apart."""
+    """Attention as GPUs compute it; the device "meta" would take it apart.
+
+    The function is replaced, as a ``TorchFunctionMode`` sees no calls within
+    ``multi_head_attention_forward``.
+    """
     original = F.scaled_dot_product_attention
 
     def fused(

@@ -138,24 +138,7 @@ def read_points(
     Raises:
         ConfigError: a column is missing, or a value is wrong.
     """
-    check_columns(table, _NEEDED, where)
-    if table.empty:
-        raise ConfigError(f"{where} has no row; write at least one point")
-    table = table.reset_index(drop=True).copy()
-    table["operation"] = table["collective"].astype(str).str.replace("-", "_")
-    unlike = ~table["operation"].isin(OPERATIONS)
-    known = ", ".join(OPERATIONS)
-    refuse(unlike, table["collective"], where, f"no time is expected of {{!r}}; known are {known}")
-    for name, least in (("nodes", 1), ("ranks", 2)):
-        table[name] = whole_numbers(table[name], where, least)
-    uneven = table["ranks"] % table["nodes"] > 0
-    refuse(uneven, table["ranks"], where, "ranks is {!r}; write a multiple of nodes")
-    for name in ("payload_bytes", "time_s"):
-        table[name] = numbers_of(table[name], where, "a number above 0", lambda n: n > 0)
-    for name in (_LINK, _CARDS):
-        given = table[name] if name in table else pd.Series(np.nan, table.index, name=name)
-        rates = numbers_of(given, where, "a number above 0", lambda n: n > 0, may_lack=True)
-        table[name] = rates * 1e9
+    table = _checked(table, where)
     table["accelerator"] = table["accelerator"].astype(object).fillna("")
     named = set(table["accelerator"])
     sheets = {name: device or DeviceSheet.called(str(name)) for name in named}
@@ -205,6 +188,29 @@ def read_points(
         node_s=np.full(len(table), fabric.latency_s if fabric else np.nan),
     )
     return Points(table, groups)
+
+
+def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The rows with their operation, whole numbers, and rates in bytes per second."""
+    check_columns(table, _NEEDED, where)
+    if table.empty:
+        raise ConfigError(f"{where} has no row; write at least one point")
+    table = table.reset_index(drop=True).copy()
+    table["operation"] = table["collective"].astype(str).str.replace("-", "_")
+    unlike = ~table["operation"].isin(OPERATIONS)
+    known = ", ".join(OPERATIONS)
+    refuse(unlike, table["collective"], where, f"no time is expected of {{!r}}; known are {known}")
+    for name, least in (("nodes", 1), ("ranks", 2)):
+        table[name] = whole_numbers(table[name], where, least)
+    uneven = table["ranks"] % table["nodes"] > 0
+    refuse(uneven, table["ranks"], where, "ranks is {!r}; write a multiple of nodes")
+    for name in ("payload_bytes", "time_s"):
+        table[name] = numbers_of(table[name], where, "a number above 0", lambda n: n > 0)
+    for name in (_LINK, _CARDS):
+        given = table[name] if name in table else pd.Series(np.nan, table.index, name=name)
+        rates = numbers_of(given, where, "a number above 0", lambda n: n > 0, may_lack=True)
+        table[name] = rates * 1e9
+    return table
 
 
 def _fit(points: Points, library: Library, pull: float, *, few: bool = False) -> Fit:

@@ -89,7 +89,7 @@ class Library(WithConstants, Sourced):
         """``node_s`` is the latency of the cluster's fabric, whatever is known by its name."""
         return self.of_one_cluster and self.most_nodes > 1
 
-    def on(self, fabric: Fabric) -> Fabric:
+    def with_latency(self, fabric: Fabric) -> Fabric:
         """The fabric with the latency that this library tells, if it does."""
         return replace(fabric, latency_s=self.constant("node_s")) if self.tells_latency else fabric
 

@@ -213,7 +213,9 @@ class PlannedCluster:
                 f"write one of {', '.join(Fabric.names())}"
             )
         library = Library.load(collectives)
-        network = None if fabric is None or nodes == 1 else library.on(Fabric.load(fabric))
+        network = (
+            None if fabric is None or nodes == 1 else library.with_latency(Fabric.load(fabric))
+        )
         folder = None if profile is None else _folder(profile)
         return cls(
             DeviceSheet.name_of(hardware) or Path(hardware).stem,

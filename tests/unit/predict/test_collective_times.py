@@ -1,6 +1,5 @@
 """Expected times of collectives: hand-checked values, published points held out, verdicts."""
 
-import io
 from dataclasses import replace
 from itertools import pairwise, permutations
 
@@ -31,22 +30,6 @@ from ddlbench.predict.link_verdicts import Measured, judged_pairs, judged_sweep,
 from ddlbench.predict.run_tables import ScoreQuestion
 
 GIB = 2**30
-
-# Shares of eight network cards that all-reduces of 4 to 128 nodes of eight reach, by their bytes:
-# aliyun/SimAI, astra-sim-alibabacloud/inputs/ratio/nic_ratio.csv (Apache-2.0).
-SHARES = """payload,4,8,16,32,64,128
-16777216,0.24,0.13,0.05,0.044,0.021,0.0087
-33554432,0.38,0.24,0.11,0.052,0.042,0.021225
-67108864,0.53,0.39,0.21,0.106,0.051,0.04405
-134217728,0.67,0.54,0.38,0.205,0.107,0.0533
-268435456,0.77,0.69,0.57,0.387,0.209,0.1027
-536870912,0.85,0.78,0.73,0.562,0.384,0.1902
-1073741824,0.93,0.9,0.76,0.74,0.563,0.314575
-2147483648,0.94,0.94,0.92,0.758,0.745,0.553525
-4294967296,0.95,0.95,0.95,0.923,0.755,0.740175
-8589934592,0.96,0.96,0.96,0.953,0.914,0.7648
-17179869184,0.96,0.96,0.96,0.957,0.958,0.919175
-"""
 
 
 @pytest.fixture(scope="module")
@@ -168,17 +151,7 @@ def test_sweeps_held_out_are_predicted_from_names(published):
 @pytest.fixture(scope="module")
 def shares():
     """All-reduces of 4 to 128 nodes of eight H100 on one fabric, as a table."""
-    table = pd.read_csv(io.StringIO(SHARES)).melt("payload", var_name="nodes", value_name="share")
-    nodes = table["nodes"].astype(int)
-    ranks = 8 * nodes
-    sent = 2 * (ranks - 1) / ranks * table["payload"]
-    return pd.DataFrame(
-        {
-            "collective": "all-reduce", "accelerator": "H100", "nodes": nodes, "ranks": ranks,
-            "nic_gb_per_s_a_node": 400, "payload_bytes": table["payload"],
-            "time_s": sent / (400e9 * table["share"]),
-        }
-    )  # fmt: skip
+    return pd.read_csv(PUBLISHED.with_name("simai_all_reduce.csv"))
 
 
 @pytest.mark.slow
@@ -199,8 +172,8 @@ def test_own_sweeps_tell_the_latency_of_a_fabric(shares, library):
     points = read_points(shares, fabric=slow)
     fitted, _ = calibrated(points, library, "shares.csv")
     assert fitted.tells_latency and fitted.most_nodes == 128
-    assert fitted.on(slow).latency_s == pytest.approx(75e-6, rel=0.1)
-    assert library.on(slow) == slow
+    assert fitted.with_latency(slow).latency_s == pytest.approx(75e-6, rel=0.1)
+    assert library.with_latency(slow) == slow
     assert "shares.csv" in fitted.intervals[LONG].source
 
 
