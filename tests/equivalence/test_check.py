@@ -42,6 +42,17 @@ def test_a_plain_network_is_trained_alike(examination, strategy):
     assert verdict.difference is not None and verdict.difference < 1e-12
 
 
+@pytest.mark.parametrize("strategy", SHIPPED_STRATEGIES)
+def test_adamw_trains_alike(examination, strategy):
+    cell = cell_of(strategy).with_(optimizer="adamw", weight_decay=0.1)
+    verdict = examination.verdict_of(cell)
+    if strategy == "deepspeed":
+        assert verdict.kind == "unsupported"
+        return
+    assert (verdict.kind, verdict.reason) == ("equal", None)
+    assert verdict.difference is not None and verdict.difference < 1e-10
+
+
 @pytest.mark.parametrize(
     "cell",
     [
@@ -52,6 +63,10 @@ def test_a_plain_network_is_trained_alike(examination, strategy):
         cell_of("local-sgd", average_every_steps=2, outer_optimizer="nesterov"),
         cell_of("pipe-1f1b", chunks=2),
         cell_of("ddp", accumulate=2),
+        cell_of("ddp").with_(weight_decay=0.1),
+        cell_of("ddp", shard="optimizer").with_(optimizer="adamw"),
+        cell_of("pipedream", replicas="2+1").with_(optimizer="adamw"),
+        cell_of("local-sgd", average_every_steps=1).with_(optimizer="adamw"),
     ],
     ids=lambda cell: f"{cell.strategy} {cell.variant}",
 )

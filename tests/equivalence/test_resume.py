@@ -77,6 +77,14 @@ WORLDS = {
         cell_of("pipedream", 3, balance="5+5", replicas="2+1", stage_all_reduce="async"),
         cell_of("pipedream", 3, balance="3+3+4", vertical_sync=True),
     ],
+    "AdamW": [
+        cell.with_(optimizer="adamw", weight_decay=0.1)
+        for cell in [
+            *(cell for cell in TOGETHER if make_plan(cell).world_size == 2),
+            cell_of("ddp", 2, shard="optimizer"),
+            cell_of("local-sgd", 2, outer_optimizer="nesterov"),
+        ]
+    ],
     "4 ranks": [cell_of("data-tensor", 4, group=2)],
     # In processes of its own: torch keeps the groups of an equal device mesh of an earlier cell.
     "4 ranks in stages": [cell_of("data-tensor-pipe", 4, balance="3+4", group=2)],

@@ -184,9 +184,9 @@ def _paired(trained: Sequence[Cell], pairs: Sequence[tuple[str, str]]) -> list[C
     wrong = {pair: reason for pair in pairs if (reason := mismatch(*pair)) is not None}
     if len(wrong) == len(pairs):
         raise ConfigError(f"nothing to check: {next(iter(wrong.values()))}")
-    ways: dict[tuple[str, tuple[tuple[str, OptionValue], ...]], Cell] = {}
+    ways: dict[tuple[str, str, tuple[tuple[str, OptionValue], ...]], Cell] = {}
     for cell in map(_without_rule, trained):
-        ways.setdefault((cell.strategy, cell.options), cell)
+        ways.setdefault((cell.strategy, cell.optimizer, cell.options), cell)
     return [
         cell.with_(network=network, dataset=dataset)
         for network, dataset in pairs

@@ -303,14 +303,13 @@ def _yaml_number(number: float) -> str:
     return f"{mantissa}.0e{exponent}" if mark and "." not in mantissa else repr(number)
 
 
-_SGD = "training is always SGD with momentum; leave it out"
 _ACCUMULATE = "write it as an option of ddp, strategies: {ddp: {accumulate: 4}}"
 # Settings that other tools have, and what to say of them where ours stand.
 _OTHER_WORDS = {
     "lr": "write learning_rate",
-    "optimizer": _SGD,
-    "optimiser": _SGD,
-    "weight_decay": "SGD has no weight decay here; leave it out",
+    "optimiser": "write optimizer",
+    "adam": "write optimizer: adamw",
+    "adamw": "write optimizer: adamw",
     "loss": "the loss is always cross-entropy; leave it out",
     "gradient_accumulation": _ACCUMULATE,
     "gradient_accumulation_steps": _ACCUMULATE,

@@ -47,6 +47,8 @@ _MOST = 10**9 - 1  # nine digits, as in a geometry: times and sizes that come of
 _MOST_SEED = 2**53 - 1  # torch takes 64 bits, to which a rank adds; every reader of JSON this many
 _Natural = Annotated[Natural, Le(_MOST)]
 _Count = Annotated[Count, Le(_MOST)]
+OPTIMIZER_STATES = {"sgd": 1, "adamw": 2}
+"""Tensors as large as the weights: SGD's momentum, AdamW's mean and mean square of gradients."""
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 
@@ -81,7 +83,7 @@ def from_path(folder: str) -> str:
     return folder.replace("~~", "?").replace("~", ",").replace("@", ":")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Cell(Form):
     """Everything that defines a measurement. Cells are equal if their paths are.
 
@@ -127,10 +129,15 @@ class Cell(Form):
     """Link condition: `default` is the site's own network, a name in the site's `fabrics` is
     emulated, any other is one that you make (letters, digits, dots, dashes, underscores; neither a
     dash nor a dot first)."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD, or AdamW with torch's other defaults; AdamW keeps two values a weight, SGD its
+    momentum."""
     learning_rate: Positive = 0.01
-    """Of SGD."""
+    """Of the optimiser; AdamW usually takes a tenth of SGD's, or less."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """Of SGD."""
+    """Of SGD; AdamW does not read it."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """Of all weights: SGD adds it to the gradient, AdamW shrinks the weights by it."""
     seed: Annotated[Natural, Le(_MOST_SEED)] = 0
     """Of weights, data and order."""
     checkpoint_every_steps: _Natural = 0
@@ -163,6 +170,8 @@ class Cell(Form):
                 )
         for name in _FLOATS:
             object.__setattr__(self, name, float(getattr(self, name)))
+        if self.optimizer != "sgd":
+            object.__setattr__(self, "momentum", _VARIED_DEFAULTS["momentum"])
         for name, _ in self.options:
             if name in _FIELDS or not _OPTION.fullmatch(name):
                 raise ConfigError(
@@ -193,27 +202,33 @@ class Cell(Form):
         """``<nodes>x<devices per node>``."""
         return f"{self.nodes}x{self.devices_per_node}"
 
-    @property  # not kept: with one more value each cell would need a table of names of its own
+    @property
+    def optimizer_states(self) -> int:
+        """Tensors as large as the weights that the optimiser keeps."""
+        return OPTIMIZER_STATES[self.optimizer] if self.momentum > 0 else 0
+
+    @property
     def variant_pairs(self) -> tuple[tuple[str, str], ...]:
         """Non-default fields, then options, as (name, value) texts."""
         pairs = [
             (name, setting_text(getattr(self, name)))
-            for name, default in _VARIED_DEFAULTS
+            for name, default in _VARIED_DEFAULTS.items()
             if getattr(self, name) != default
         ]
         return (*pairs, *((name, setting_text(value)) for name, value in self.options))
 
-    @cached_property
+    @property
     def variant(self) -> str:
         """What :attr:`variant_pairs` holds, as one folder name ``name=value+name=value``."""
-        return "+".join(f"{name}={value}" for name, value in self.variant_pairs)
+        return self.id.split("/")[-2]
 
     @cached_property
     def id(self) -> str:
         """The cell's path below ``results/<site>/cells/``."""
         network, strategy = in_path(self.network), in_path(self.strategy)
         head = f"{self.dataset}/{network}/{strategy}/{self.geometry}"
-        return f"{head}/{self.variant}/rep{self.repeat}"
+        variant = "+".join(f"{name}={value}" for name, value in self.variant_pairs)
+        return f"{head}/{variant}/rep{self.repeat}"
 
     @classmethod
     def from_id(cls, cell_id: str) -> Cell:
@@ -272,9 +287,10 @@ class Cell(Form):
         """The same cell, repeated; nothing that was checked is checked again."""
         other = object.__new__(Cell)
         folder, _, _ = self.id.rpartition("/")
-        values = {**vars(self), "repeat": repeat, "id": f"{folder}/rep{repeat}"}
-        for name, value in values.items():
-            object.__setattr__(other, name, value)  # so that cells share the table of names
+        for name in _FIELDS:
+            object.__setattr__(other, name, getattr(self, name))
+        object.__setattr__(other, "repeat", repeat)
+        vars(other)["id"] = f"{folder}/rep{repeat}"
         return other
 
 
@@ -304,7 +320,7 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 _HINTS = get_type_hints(Cell)
 _FIELDS = {field.name: _kinds(_HINTS[field.name]) for field in fields(Cell)}
 _VARIED = {name: kinds for name, kinds in _FIELDS.items() if name not in PLACED}
-_VARIED_DEFAULTS = [(field.name, field.default) for field in fields(Cell) if field.name in _VARIED]
+_VARIED_DEFAULTS = {field.name: field.default for field in fields(Cell) if field.name in _VARIED}
 _FLOATS = tuple(name for name, kinds in _FIELDS.items() if kinds == (float,))
 
 

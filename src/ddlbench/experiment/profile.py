@@ -7,7 +7,7 @@ field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,16 +34,22 @@ class ProfileKey:
     network: str
     precision: str = "fp32"
     threads_per_device: int = 1
+    optimizer: str = "sgd"
 
     @classmethod
     def of(cls, cell: Cell) -> ProfileKey:
-        return cls(cell.dataset, cell.network, cell.precision, cell.threads_per_device)
+        return cls(**{each.name: getattr(cell, each.name) for each in fields(cls)})
 
     @property
     def id(self) -> str:
-        """``<dataset>/<network>/<precision>-<threads>t``, the profile's path."""
-        network = in_path(self.network)
-        return f"{self.dataset}/{network}/{self.precision}-{self.threads_per_device}t"
+        """``<dataset>/<network>/<precision>-<threads>t``, the profile's path.
+
+        With another optimiser than SGD its name follows: ``fp32-1t-adamw``.
+        """
+        parts = [self.precision, f"{self.threads_per_device}t"]
+        if self.optimizer != "sgd":
+            parts.append(self.optimizer)
+        return f"{self.dataset}/{in_path(self.network)}/{'-'.join(parts)}"
 
     @classmethod
     def from_id(cls, profile_id: str) -> ProfileKey:
@@ -54,14 +60,15 @@ class ProfileKey:
         """
         try:
             dataset, network, last = profile_id.strip("/").split("/")
-            precision, threads = last.removesuffix("t").split("-")
-            key = cls(dataset, from_path(network), precision, int(threads))
-        except ValueError:
+            precision, threads, *optimizer = last.split("-")
+            number = int(threads.removesuffix("t"))
+            key = cls(dataset, from_path(network), precision, number, *optimizer)
+        except (ValueError, TypeError):  # TypeError: too many parts
             key = None
         if key is None or key.id != profile_id.strip("/"):
             raise ConfigError(
                 f"{profile_id!r} is not a profile: write dataset/network/fp32-1t "
-                "(precision, threads of a device)"
+                "(precision, threads of a device), or fp32-1t-adamw"
             )
         return key
 
@@ -211,6 +218,8 @@ class Profile(Form):
     network: str
     precision: Literal["fp32", "tf32", "bf16"]
     threads_per_device: Count
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Of the whole steps."""
     device_kind: Literal["cpu", "cuda"]
     batch_sizes: Annotated[tuple[Count, ...], MinLen(1)]
     """At which layers were timed."""

@@ -211,13 +211,13 @@ def sharded_bytes(
         backward          shares | activations left   | w | g of the unit, r of the last one
         reduce-scatter    shares | activations left   | g | g copied in
 
-    Shares are weights, momentum, and gradients of units that are done.
+    Shares are weights, the optimiser's states, and gradients of units that are done.
     """
     blocks, cell = workload.blocks, plan.cell
     samples = cell.batch_size / plan.world_size
     kept = {unit.block: unit for unit in units}
     shares = {index: unit.gradient_bytes / sharers for index, unit in kept.items()}
-    base = sum(shares.values()) * (2 if cell.momentum > 0 else 1)
+    base = sum(shares.values()) * (1 + cell.optimizer_states)
     base += workload.fixed_memory_bytes + sum(block.buffer_bytes for block in blocks)
     saved = whole = peak = 0.0
     for index, block in enumerate(blocks):

@@ -2,9 +2,9 @@
 
 ::
 
-    one device   weights | buffers | momentum |  activations of blocks not yet gone backward
+    one device   weights | buffers | states |  activations of blocks not yet gone backward
                                               |  + gradients of those that have
-    a stage      weights | buffers | momentum | stashed versions |  activations in flight
+    a stage      weights | buffers | states | stashed versions |  activations in flight
                                               |  + the worst moment of one backward pass
                                               |  + receive buffers
 
@@ -21,7 +21,7 @@ cut.
 
 Before a job is submitted, a lower bound shows whether a stage can fit its device at all::
 
-    weights | momentum | buffers | further weight versions |  activations of the passes in flight
+    weights | states | buffers | further weight versions |  activations of the passes in flight
     memory that the device loses before any of it          |
 
 All of this is held at one moment, before the first of the passes in flight goes backward.
@@ -115,10 +115,10 @@ def room_of(
     return Room(fullest_bytes, capacity, fit, sharing)
 
 
-def persistent_bytes(blocks: Sequence[Block], momentum: float) -> float:
-    """Weights, buffers such as batch-norm statistics, and SGD's momentum."""
+def persistent_bytes(blocks: Sequence[Block], states: int) -> float:
+    """Weights, buffers such as batch-norm statistics, and ``states`` of the optimiser a weight."""
     weights = sum(block.parameter_bytes for block in blocks)
-    return weights * (2 if momentum > 0 else 1) + sum(block.buffer_bytes for block in blocks)
+    return weights * (1 + states) + sum(block.buffer_bytes for block in blocks)
 
 
 def backward_peak_bytes(
@@ -170,16 +170,16 @@ def data_parallel_bytes(
     samples, exist = share / micro_batches, gradients_stay or micro_batches > 1
     bytes_ = (
         workload.fixed_memory_bytes
-        + persistent_bytes(workload.blocks, cell.momentum)
+        + persistent_bytes(workload.blocks, cell.optimizer_states)
         + communication_bytes
         + (share - samples) * workload.blocks[0].input_bytes
         + backward_peak_bytes(workload.blocks, samples, exist)
-        + work_space_bytes(workload, samples, cell.momentum)
+        + work_space_bytes(workload, samples, cell.optimizer_states)
     )
     return (round(bytes_),) * plan.world_size
 
 
-def work_space_bytes(workload: Workload, samples: float, momentum: float) -> float:
+def work_space_bytes(workload: Workload, samples: float, states: int) -> float:
     """Bytes of a GPU that kernels of the whole network take beside its tensors.
 
     cuDNN's search may take gigabytes, which differ from one batch size to the next. The bytes are
@@ -190,7 +190,7 @@ def work_space_bytes(workload: Workload, samples: float, momentum: float) -> flo
         return 0.0
     points = [(0.0, 0.0)]
     for batch_size, peak_bytes in workload.peaks:
-        tensors = persistent_bytes(workload.blocks, momentum)
+        tensors = persistent_bytes(workload.blocks, states)
         tensors += backward_peak_bytes(workload.blocks, batch_size)
         points.append((batch_size, max(peak_bytes - tensors, 0.0)))
     if len(points) == 1:
@@ -217,7 +217,7 @@ def _rank(rank: int, workload: Workload, plan: Plan, pipeline: Pipeline) -> floa
     saved = sum(block.saved_bytes for block in blocks)
     samples, micro_batches = pipeline.samples, pipeline.micro_batches
     several = micro_batches is not None and micro_batches > 1
-    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, plan.cell.momentum)
+    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, plan.cell.optimizer_states)
     bytes_ += (pipeline.in_flight[rank] - 1) * samples * saved / len(stages)
     bytes_ += backward_peak_bytes(blocks, samples, several)
     bytes_ += (stages[0].weight_versions - 1) * weights
@@ -297,7 +297,7 @@ def _held(cell: Cell, pipeline: Pipeline, rank: int, profile: Profile) -> float:
     saved = min(sum(block.saved_bytes_per_sample for block in span) for span in spans)
     return (
         float(profile.fixed_memory_bytes)
-        + weights * (versions + (1 if cell.momentum > 0 else 0))
+        + weights * (versions + cell.optimizer_states)
         + sum(block.buffer_bytes for block in blocks)
         + pipeline.held[rank] * pipeline.samples * saved
     )

@@ -162,7 +162,8 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        return digest_of(self.to_dict())
+        """Names the plan. A setting of later versions, at its default, does not change it."""
+        return digest_of({**self.to_dict(), "cell": self.cell.id})
 
 
 @dataclass(frozen=True)

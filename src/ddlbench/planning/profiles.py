@@ -99,6 +99,7 @@ def needs_of(
         network=key.network,
         precision=key.precision,
         threads_per_device=key.threads_per_device,
+        optimizer=key.optimizer,
         strategy=BASE,
         nodes=1,
         devices_per_node=1,
@@ -151,3 +152,5 @@ def _check(key: ProfileKey) -> None:
     check_name("ddlbench.networks", key.network, where)
     if key.precision not in ("fp32", "tf32", "bf16"):
         raise ConfigError(f"{where}: precision {key.precision!r} is none; write fp32, tf32 or bf16")
+    if key.optimizer not in ("sgd", "adamw"):
+        raise ConfigError(f"{where}: optimizer {key.optimizer!r} is none; write sgd or adamw")

@@ -28,7 +28,7 @@ import numpy as np
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import Timing
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import OPTIMIZER_STATES, Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import project_root
@@ -411,7 +411,8 @@ def table_profile(device: DeviceSheet, key: ProfileKey, table: DeviceTable) -> d
     The host's part of a step is the update by the roofline.
     """
     blocks = [_entry(place, block, table.batch_sizes) for place, block in enumerate(table.blocks)]
-    optimizer_s = update_s(device, table.parameter_bytes, shipped())
+    states = OPTIMIZER_STATES[key.optimizer]
+    optimizer_s = update_s(device, table.parameter_bytes, shipped(), states)
     sizes = enumerate(table.batch_sizes)
     return {
         "network": key.network,

@@ -30,7 +30,7 @@ from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 SETTINGS = (
     "fabric", "precision", "threads_per_device", "loader_workers", "data_format", "data_source",
-    "momentum", "compile",
+    "optimizer", "momentum", "compile",
 )  # fmt: skip
 """Fields of a cell that tell two questions of the same size apart."""
 

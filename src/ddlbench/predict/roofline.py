@@ -46,8 +46,6 @@ _NORM_FORWARD, _NORM_BACKWARD = (2, 1), (3, 2)
 _ELEMENTWISE_BACKWARD = 1.5
 _HALF_BYTES = 2
 _COPIED = [KINDS.index(kind) for kind in ("first", "pointwise", "spatial")]
-_UPDATE_ITEMS = 5
-"""SGD with momentum reads weight, gradient and momentum, and writes weight and momentum."""
 _UPDATE_KERNELS = 3
 _COPY = 2
 """A copy reads and writes."""
@@ -187,8 +185,13 @@ def whole_step_s(
     )
 
 
-def update_s(device: DeviceSheet, parameter_bytes: float, constants: Roofline) -> float:
-    """Seconds of SGD with momentum over weights in single precision."""
+def update_s(
+    device: DeviceSheet, parameter_bytes: float, constants: Roofline, states: int = 1
+) -> float:
+    """Seconds of an optimiser that keeps ``states`` a weight, in single precision.
+
+    It reads weight, gradient and states, and writes weight and states.
+    """
     rate = constants.constant("memory_share") * device.memory_bytes_per_s
     launches_s = _UPDATE_KERNELS * constants.constant("launch_s")
-    return _UPDATE_ITEMS * parameter_bytes / rate + launches_s
+    return (3 + 2 * states) * parameter_bytes / rate + launches_s

@@ -118,6 +118,7 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         "network": key.network,
         "precision": key.precision,
         "threads_per_device": key.threads_per_device,
+        "optimizer": key.optimizer,
         "device_kind": site.device,
         "batch_sizes": list(needs.layer_batches),
         **{name: first[name] for name in _MEASURED},
@@ -163,28 +164,24 @@ def _comparison(report: dict[str, Any]) -> list[str]:
     return notes
 
 
-# Weights, gradients and momentum live at once.
-_COPIES = 3
-
-
 def fits_in_memory(
     batch_size: int,
     limit_bytes: int | None,
     resident_bytes: int,
-    parameter_bytes: int,
+    kept_bytes: int,
     steps: Sequence[dict[str, Any]],
 ) -> bool:
     """Whether steps of a batch size should fit, given the entries of smaller ones, ascending.
 
-    ``resident_bytes`` is the largest resident set of this process so far. An unknown limit never
-    refuses.
+    ``resident_bytes`` is the largest resident set of this process so far; ``kept_bytes`` are those
+    of weights, gradients and the optimiser's states. An unknown limit never refuses.
     """
     if limit_bytes is None:
         return True
     if not steps:
-        return resident_bytes + _COPIES * parameter_bytes <= limit_bytes
+        return resident_bytes + kept_bytes <= limit_bytes
     last = steps[-1]
-    activations = max(last["peak_bytes"] - _COPIES * parameter_bytes, 0)
+    activations = max(last["peak_bytes"] - kept_bytes, 0)
     more = activations * (batch_size / last["batch_size"] - 1)
     return bool(resident_bytes + more <= limit_bytes)
 
@@ -311,7 +308,7 @@ class _OneDevice:
         measured: list[Steps] = []
         # In proportion, so that every batch size gets about as many steps.
         share_s = SHARES["steps"] * needs.budget_s / sum(needs.step_batches)
-        weights = 0 if limit_bytes is None else _parameter_bytes(needs)
+        kept = 0 if limit_bytes is None else _kept_bytes(needs)
         for batch_size in needs.step_batches:
             if batch_size > len(dataset):
                 notes.append(
@@ -321,7 +318,7 @@ class _OneDevice:
                 continue
             entries = [step.entry for step in measured]
             try:
-                if not fits_in_memory(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
+                if not fits_in_memory(batch_size, limit_bytes, peak_rss_bytes(), kept, entries):
                     raise MemoryError
                 cell = needs.cell.with_(batch_size=batch_size)
                 measured.append(measure_steps(cell, dataset, self._device, share_s * batch_size))
@@ -333,9 +330,11 @@ class _OneDevice:
         return measured, math.inf
 
 
-def _parameter_bytes(needs: ProfileNeeds) -> int:
+def _kept_bytes(needs: ProfileNeeds) -> int:
+    """Weights, gradients and the optimiser's states, which live at once."""
     network = build(needs.cell.network, DATASETS[needs.cell.dataset], needs.cell.seed)
-    return sum(parameter.nbytes for parameter in network.parameters())
+    weights = sum(parameter.nbytes for parameter in network.parameters())
+    return (2 + needs.cell.optimizer_states) * weights
 
 
 @contextmanager

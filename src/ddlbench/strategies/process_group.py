@@ -184,8 +184,11 @@ def _is_sharded(value: Any) -> bool:
 
 
 def _like(parameter: Any, held: Tensor) -> Tensor:
-    """A sharded tensor of the parameter's layout from this rank's share."""
-    if not _is_sharded(parameter):
+    """A sharded tensor of the parameter's layout from this rank's share; else ``held``.
+
+    An optimiser's count of steps is no share.
+    """
+    if not _is_sharded(parameter) or held.shape != parameter.to_local().shape:
         return held
     sharded: Tensor = type(parameter).from_local(
         held,

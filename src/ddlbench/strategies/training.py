@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import unwrap
 from pkgutil import resolve_name
 from typing import Any, Protocol
@@ -41,31 +41,46 @@ class MeanCrossEntropy(nn.CrossEntropyLoss):
         return super().forward(outputs, labels)
 
 
-class SGD(torch.optim.SGD):
-    """torch's SGD, whose methods do not import torch's compiler.
+class _Unwrapped(torch.optim.Optimizer):
+    """An optimiser's methods that do not import torch's compiler.
 
     torch wraps them for programs that compile a whole step. The first call of a wrapper imports
     ``torch._dynamo``, which takes a rank about as long as torch itself. Here steps are not
     compiled, only the network's forward pass, so these are the methods without their wrappers.
     """
 
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class SGD(_Unwrapped, torch.optim.SGD):
+    """torch's SGD."""
+
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
-    zero_grad = unwrap(torch.optim.SGD.zero_grad)
-    add_param_group = unwrap(torch.optim.SGD.add_param_group)
-    state_dict = unwrap(torch.optim.SGD.state_dict)
-    load_state_dict = unwrap(torch.optim.SGD.load_state_dict)
+
+
+class AdamW(_Unwrapped, torch.optim.AdamW):
+    """torch's AdamW."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+_CLASSES: Mapping[str, type[Any]] = {"sgd": SGD, "adamw": AdamW}
 
 
 def make_optimizer(
     cell: Cell, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
 ) -> torch.optim.Optimizer:
-    """SGD with the cell's momentum, and its learning rate unless another is given."""
-    settings = sgd_settings(cell)
+    """The cell's optimiser, at its learning rate unless another is given."""
+    kind, settings = optimizer_of(cell)
     if learning_rate is not None:
         settings["lr"] = learning_rate
     # A stage or a server may hold no weights, and torch's optimisers take no empty list.
     trained = list(parameters) or [nn.Parameter(torch.empty(0))]
-    return SGD(trained, **settings)
+    optimizer: torch.optim.Optimizer = kind(trained, **settings)
+    return optimizer
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -74,9 +89,12 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def sgd_settings(cell: Cell) -> dict[str, Any]:
-    """Arguments of torch's SGD that the cell fixes."""
-    return {"lr": cell.learning_rate, "momentum": cell.momentum}
+def optimizer_of(cell: Cell) -> tuple[type[Any], dict[str, Any]]:
+    """The class of the cell's optimiser, and the arguments that the cell fixes."""
+    settings = {"lr": cell.learning_rate, "weight_decay": cell.weight_decay}
+    if cell.optimizer == "sgd":
+        settings["momentum"] = cell.momentum
+    return _CLASSES[cell.optimizer], settings
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, cell: Cell, mini_batch: int) -> None:

@@ -171,10 +171,10 @@ def test_bfloat16_times_the_same_rows():
 def test_room_in_memory():
     step = {"batch_size": 4, "peak_bytes": 300 + 400}
     assert fits_in_memory(8, None, 10**15, 10**15, [])
-    assert fits_in_memory(4, 1300, 1000, 100, [])
-    assert not fits_in_memory(4, 1299, 1000, 100, [])
-    assert fits_in_memory(8, 1400, 1000, 100, [step])
-    assert not fits_in_memory(8, 1399, 1000, 100, [step])
+    assert fits_in_memory(4, 1300, 1000, 300, [])
+    assert not fits_in_memory(4, 1299, 1000, 300, [])
+    assert fits_in_memory(8, 1400, 1000, 300, [step])
+    assert not fits_in_memory(8, 1399, 1000, 300, [step])
 
 
 def test_steps_without_room_are_missing_with_a_note(made):

@@ -32,6 +32,7 @@ from annotated_types import Ge
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel, ShardedUnit, sharded_step
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
 from ddlbench.planning.plan import Options, Tried
@@ -73,6 +74,12 @@ class DeepSpeed(DataParallel):
     # Of stage 3; the default predictor reads the all-reduces of the others.
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
     options: ClassVar[type[Options]] = DeepSpeedOptions
+
+    def supports(self, cell: Cell) -> str | None:
+        if cell.optimizer != "sgd":
+            why = f"it has not been tried with optimizer {cell.optimizer}; write sgd, or take fsdp"
+            return Reason("optimizer_untried", why)
+        return super().supports(cell)
 
     def note(self, compute_kind: ComputeKind) -> str | None:
         if compute_kind == "cuda":
@@ -130,23 +137,23 @@ class DeepSpeed(DataParallel):
         All ranks get those of the fullest. Work space of kernels is that of the whole network.
         """
         details, cell = DeepSpeedOptions.of(plan), plan.cell
-        share = cell.batch_size / plan.world_size
+        share, states = cell.batch_size / plan.world_size, cell.optimizer_states
         bytes_ = (
             workload.fixed_memory_bytes
             + sum(block.buffer_bytes for block in workload.blocks)
-            + kept_bytes(workload.parameter_bytes, plan.world_size, details.stage, cell.momentum)
+            + kept_bytes(workload.parameter_bytes, plan.world_size, details.stage, states)
             + moment_bytes(workload, plan.world_size, details, share)
-            + work_space_bytes(workload, share, cell.momentum)
+            + work_space_bytes(workload, share, states)
         )
         return (round(bytes_),) * plan.world_size
 
 
-def kept_bytes(whole: int, ranks: int, stage: int, momentum: float) -> float:
-    """Bytes of weights, momentum and the copy that is updated, of ``whole`` bytes of weights."""
+def kept_bytes(whole: int, ranks: int, stage: int, states: int) -> float:
+    """Bytes of weights, states and the copy that is updated, of ``whole`` bytes of weights."""
     part = whole / ranks
     if stage == 0:
-        return whole * (2 if momentum > 0 else 1)
-    return (whole if stage < 3 else part) + part * (2 if momentum > 0 else 1)
+        return whole * (1 + states)
+    return (whole if stage < 3 else part) + part * (1 + states)
 
 
 def moment_bytes(

@@ -102,7 +102,7 @@ def modelled(cell: Cell) -> float:
 
     details = DeepSpeedOptions.of(make_plan(cell))
     whole: Any = Layers()
-    kept = kept_bytes(whole.parameter_bytes, cell.devices, details.stage, cell.momentum)
+    kept = kept_bytes(whole.parameter_bytes, cell.devices, details.stage, cell.optimizer_states)
     return kept + moment_bytes(whole, cell.devices, details, cell.batch_size / cell.devices)
 
 

@@ -51,8 +51,8 @@ def test_each_stage_sends_its_own():
 
 def test_what_stays_from_step_to_step_is_that_of_zero():
     """Weights, momentum and the copy that is updated, of 400 bytes on 4 ranks."""
-    assert [kept_bytes(400, 4, stage, 0.9) for stage in (0, 1, 2, 3)] == [800, 600, 600, 300]
-    assert [kept_bytes(400, 4, stage, 0.0) for stage in (0, 1, 2, 3)] == [400, 500, 500, 200]
+    assert [kept_bytes(400, 4, stage, 1) for stage in (0, 1, 2, 3)] == [800, 600, 600, 300]
+    assert [kept_bytes(400, 4, stage, 0) for stage in (0, 1, 2, 3)] == [400, 500, 500, 200]
 
 
 def test_what_is_shared_needs_less_where_buckets_are_small():

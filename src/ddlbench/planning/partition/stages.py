@@ -457,7 +457,7 @@ def partition_at(cell: Cell, chain: Chain, profile: Profile, site: str) -> Parti
     levels = levels or [Level(1, NO_LINKS)]
     memory = None
     if profile.device_memory_bytes:
-        states, extra = 1.0 if cell.momentum > 0 else 0.0, int(cell.option("extra_warmup", 0))
+        states, extra = float(cell.optimizer_states), int(cell.option("extra_warmup", 0))
         memory = MemoryLimit(float(profile.device_memory_bytes), states, extra)
     try:
         return partition(chain, levels, memory=memory)

@@ -48,7 +48,6 @@ _KINDS: Mapping[str, Kind] = {
     "ReLU": "relu",
     "Dropout": "dropout",
 }
-_STATES = 1  # SGD keeps a momentum
 _LIMIT = "communication is never hidden"
 _OWN_CUT = "stages of a pipeline by ParaDL's own cut"
 _NO_COPIES = "copying and packing of what is sent costs nothing"
@@ -321,7 +320,7 @@ def _platform(inputs: CellInputs) -> tuple[Platform, tuple[str, ...]]:
         for ring, alpha_s, rate in ways or [(1, 0.0, inf)]  # one device sends nothing
     )
     update_s = workload.step(cell.batch_size).optimizer_s
-    walked_bytes = (3 + 2 * _STATES) * float(workload.parameter_bytes)
+    walked_bytes = (3 + 2 * cell.optimizer_states) * float(workload.parameter_bytes)
     even = Constant(value=1.0, prior=1.0, meaning="")
     platform = Platform(
         description="",
@@ -330,7 +329,7 @@ def _platform(inputs: CellInputs) -> tuple[Platform, tuple[str, ...]]:
             memory_bytes=workload.device_memory_bytes or inf,
             flops_per_s=1.0,  # of the roofline, which is used only for layers without times
             memory_bytes_per_s=walked_bytes / update_s if update_s else inf,
-            optimizer_states=_STATES,
+            optimizer_states=cell.optimizer_states,
         ),
         levels=levels,
         paths=Ways(host=levels[0]),

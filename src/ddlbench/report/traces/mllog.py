@@ -145,13 +145,26 @@ def _about(cell: Cell, result: Result) -> dict[str, Any]:
         "gradient_accumulation_steps": cell.option("accumulate", 1),
         "train_samples": result.timing.dataset_samples,
         "eval_samples": validated if validated is not None else (spec.num_val if spec else 0),
-        "opt_name": "sgd",
-        "sgd_opt_base_learning_rate": cell.learning_rate,
-        "sgd_opt_momentum": cell.momentum,
+        **_optimizer(cell),
         "seed": cell.seed,
         "number_of_nodes": cell.nodes,
         "accelerators_per_node": cell.devices_per_node,
         "ddlbench_cell": result.cell_id,
+    }
+
+
+def _optimizer(cell: Cell) -> dict[str, Any]:
+    if cell.optimizer == "sgd":
+        return {
+            "opt_name": "sgd",
+            "sgd_opt_base_learning_rate": cell.learning_rate,
+            "sgd_opt_momentum": cell.momentum,
+            "sgd_opt_weight_decay": cell.weight_decay,
+        }
+    return {
+        "opt_name": cell.optimizer,
+        "opt_base_learning_rate": cell.learning_rate,
+        f"opt_{cell.optimizer}_weight_decay": cell.weight_decay,
     }
 
 

@@ -251,11 +251,11 @@ class DistributedDataParallel(DataParallel):
             details.accumulate,
             gradients_stay=details.bucket_view,
         )
-        if details.shard == "none" or plan.cell.momentum == 0:
+        if details.shard == "none":
             return whole
         dealt = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         return tuple(
-            bytes_ - (workload.parameter_bytes - share)
+            bytes_ - plan.cell.optimizer_states * (workload.parameter_bytes - share)
             for bytes_, share in zip(whole, dealt, strict=True)
         )
 

@@ -41,7 +41,7 @@ from ddlbench.strategies.ddp.descriptor import EXACT_STEPS, MIN_COMPRESSION_RATE
 from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
-from ddlbench.strategies.training import sgd_settings, state_tensors
+from ddlbench.strategies.training import state_tensors
 
 Averaged = torch.futures.Future[torch.Tensor]
 
@@ -211,16 +211,16 @@ class DdpExecutor(Executor):
         # Only ranks that shard wait for its import, which takes a second.
         from ddlbench.strategies.ddp.sharded_optimizer import RecordedSharded  # noqa: PLC0415
 
-        return RecordedSharded(self.spans, parameters, **sgd_settings(self.plan.cell))
+        return RecordedSharded(self.spans, self.plan.cell, parameters)
 
     @property
     def own_optimizer(self) -> torch.optim.Optimizer:
-        """The SGD that holds this rank's momentum."""
+        """The optimiser that holds this rank's states."""
         inner: torch.optim.Optimizer = getattr(self.optimizer, "optim", self.optimizer)
         return inner
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Weights, the momentum that this rank keeps, and PowerSGD's state."""
+        """Weights, the optimiser's states that this rank keeps, and PowerSGD's state."""
         module, optimizer = self.module.state_dict(), self.own_optimizer.state_dict()
         state = {"module": module, "optimizer": optimizer}
         return state if self.low_rank is None else {**state, "hook": self.low_rank.state_dict()}

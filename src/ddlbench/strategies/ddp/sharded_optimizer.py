@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.strategies.timing import SpanRecorder
-from ddlbench.strategies.training import SGD
+from ddlbench.strategies.training import optimizer_of
 
 
 class RecordedSharded(ZeroRedundancyOptimizer):
-    """SGD of this rank's share of the weights; its broadcasts are a span of the recorded step.
+    """Updates this rank's share of the weights; its broadcasts are a span of the recorded step.
 
     Each rank's tensors lie in one piece of memory, so each rank sends one message.
     """
 
-    def __init__(
-        self, spans: SpanRecorder, parameters: list[nn.Parameter], **settings: Any
-    ) -> None:
+    def __init__(self, spans: SpanRecorder, cell: Cell, parameters: list[nn.Parameter]) -> None:
         self._spans = spans
-        super().__init__(parameters, SGD, parameters_as_bucket_view=True, **settings)
+        kind, settings = optimizer_of(cell)
+        super().__init__(parameters, kind, parameters_as_bucket_view=True, **settings)
 
     def _sync_params(self) -> None:
         with self._spans.span("gather"):

@@ -116,16 +116,17 @@ class LocalSgd(Strategy):
         return plan.world_size
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
-        """With rounds of one step, and on one device, no rank trains past another."""
-        return self.round_steps(cell) == 1 or cell.devices == 1
+        """Rounds of one step average what SGD, which is linear, does with the mean gradient."""
+        linear = self.round_steps(cell) == 1 and cell.optimizer == "sgd"
+        return linear or cell.devices == 1
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank.
 
         ::
 
-            in a step    weights | momentum | anchor | activations | gradients
-            averaging    weights | momentum | anchor | gradients | copy of the weights | a tensor
+            in a step    weights | states | anchor | activations | gradients
+            averaging    weights | states | anchor | gradients | copy of the weights | a tensor
 
         The anchor, which is the weights before the round, and its momentum are nesterov's only, as
         is the tensor that is being updated. A tensor that fills a bucket alone is summed in place.

@@ -117,10 +117,10 @@ class ParameterServer(Strategy):
         cell, blocks = plan.cell, workload.blocks
         workers = sum(process.role == "worker" for process in plan.processes)
         weights = sum(block.parameter_bytes for block in blocks)
-        copies = workers + (2 if cell.momentum > 0 else 1)
+        copies = workers + 1 + cell.optimizer_states
         of_role = {
             "server": weights / (plan.world_size - workers) * copies,
-            "worker": persistent_bytes(blocks, 0.0)
+            "worker": persistent_bytes(blocks, states=0)
             + backward_peak_bytes(blocks, cell.batch_size / workers, gradients_exist=True),
         }
         return tuple(

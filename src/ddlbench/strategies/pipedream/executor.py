@@ -250,10 +250,15 @@ VersionOf = Callable[[int, int], int]
 class _Stage:
     """The weights of a stage."""
 
-    weights: tuple[str, ...]  # names of its parameters that are trained
+    newest: dict[str, nn.Parameter]  # copies of its parameters that are trained
+    optimizer: torch.optim.Optimizer
     replicas: int  # mini-batches whose gradients one update averages
     versions: list[State] = field(default_factory=list)  # after each update of the current run
     waiting: list[Mapping[str, Tensor | None]] = field(default_factory=list)  # gradients not used
+
+    def version(self) -> State:
+        """A copy of the newest weights."""
+        return {name: weight.detach().clone() for name, weight in self.newest.items()}
 
 
 def replay(
@@ -272,7 +277,7 @@ def replay(
 
 
 class OldWeights:
-    """Training with versions of the weights; SGD is written out: m = mu m + g, w = w - lr m."""
+    """Training with versions of the weights: the network takes one, the newest is updated."""
 
     def __init__(
         self,
@@ -283,13 +288,7 @@ class OldWeights:
     ) -> None:
         self._cell, self._network, self._versions_of = cell, network.train(), versions_of
         self._parameters = dict(network.named_parameters())
-        self._stages = _stages(network, stages)
-        self._newest = {
-            name: self._parameters[name].detach().clone()
-            for stage in self._stages
-            for name in stage.weights
-        }
-        self._momentum: State = {}
+        self._stages = list(_stages(cell, network, stages))
         self._done = 0
 
     def train(self, runs: Iterable[Run], loss_function: Loss) -> Iterator[float]:
@@ -297,7 +296,7 @@ class OldWeights:
         for count, batches in runs:
             version_of = self._versions_of(count)
             for stage in self._stages:  # no gradient is under way
-                stage.versions = [{name: self._newest[name] for name in stage.weights}]
+                stage.versions = [stage.version()]
             for number, (inputs, labels) in enumerate(batches):
                 for place, stage in enumerate(self._stages):
                     self._load(stage.versions[version_of(place, number)])
@@ -306,7 +305,8 @@ class OldWeights:
                 loss.backward()
                 self._end_mini_batch(is_last=number == count - 1)
                 yield loss.item()
-        self._load(self._newest)
+        for stage in self._stages:
+            self._load(stage.version())
 
     @torch.no_grad()
     def _load(self, values: State) -> None:
@@ -317,7 +317,7 @@ class OldWeights:
         """Take the gradients; stages whose replicas all have one update."""
         self._done += 1
         for stage in self._stages:
-            stage.waiting.append({name: self._parameters[name].grad for name in stage.weights})
+            stage.waiting.append({name: self._parameters[name].grad for name in stage.newest})
             if len(stage.waiting) == stage.replicas or is_last:
                 rate = rate_of(self._cell, self._done - len(stage.waiting))
                 self._update(stage, rate * stage.replicas / self._stages[0].replicas)
@@ -325,26 +325,26 @@ class OldWeights:
     @torch.no_grad()
     def _update(self, stage: _Stage, rate: float) -> None:
         """Average the gradients that wait, and add a version; a weight without any stays."""
-        for name in stage.weights:
+        for name, weight in stage.newest.items():
             gradients = [g for waiting in stage.waiting if (g := waiting[name]) is not None]
-            if not gradients:
-                continue
-            total = torch.stack([gradient.to_dense() for gradient in gradients]).sum(dim=0)
-            mean = total / len(stage.waiting)
-            if name in self._momentum:
-                mean += self._cell.momentum * self._momentum[name]
-            self._momentum[name] = mean
-            self._newest[name] = self._newest[name] - rate * mean
-        stage.versions.append({name: self._newest[name] for name in stage.weights})
+            dense = [gradient.to_dense() for gradient in gradients]
+            weight.grad = torch.stack(dense).sum(dim=0) / len(stage.waiting) if dense else None
+        for group in stage.optimizer.param_groups:
+            group["lr"] = rate
+        stage.optimizer.step()
+        stage.versions.append(stage.version())
         stage.waiting = []
 
 
-def _stages(network: nn.Module, stages: Sequence[tuple[int, int, int]]) -> list[_Stage]:
+def _stages(
+    cell: Cell, network: nn.Module, stages: Sequence[tuple[int, int, int]]
+) -> Iterator[_Stage]:
     place = {name: number for number, name in enumerate(network._modules)}
-    trained = [name for name, p in network.named_parameters() if p.requires_grad]
-    return [
-        _Stage(
-            tuple(name for name in trained if first <= place[name.split(".")[0]] < end), replicas
-        )
-        for first, end, replicas in stages
-    ]
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    for first, end, replicas in stages:
+        newest = {
+            name: nn.Parameter(weight.detach().clone())
+            for name, weight in trained.items()
+            if first <= place[name.split(".")[0]] < end
+        }
+        yield _Stage(newest, make_optimizer(cell, newest.values()), replicas)

@@ -126,7 +126,7 @@ def split_bytes(
         workload, split, blocks, end, over_rows=over_rows, over_groups=replicas > 1
     )
     moment = max(backward_peak_bytes(blocks, samples), weights + flattened)
-    always = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.momentum)
+    always = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.optimizer_states)
     return (round(always + moment),) * cell.devices
 
 

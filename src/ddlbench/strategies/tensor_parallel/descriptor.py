@@ -124,7 +124,7 @@ class DeviceShare:
         whole = self._workload.parameter_bytes
         return sum(tensor.bytes for tensor in self.tensors) / whole if whole else 1.0
 
-    def peak_bytes(self, momentum: float) -> int:
+    def peak_bytes(self, states: int) -> int:
         """Peak of a device's memory.
 
         At the end of a step of several groups, gradients are there twice: as they are, and
@@ -137,9 +137,9 @@ class DeviceShare:
         moment = max(backward_peak_bytes(blocks, self._samples), weights + copied)
         return round(
             workload.fixed_memory_bytes
-            + persistent_bytes(blocks, momentum)
+            + persistent_bytes(blocks, states)
             + moment
-            + work_space_bytes(workload, self._samples, momentum)
+            + work_space_bytes(workload, self._samples, states)
         )
 
     @property
@@ -269,7 +269,7 @@ class TensorParallel(Grouped):
         return Step(tuple(tasks), samples, transport_of(workload.device_kind))
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return (_share(workload, plan).peak_bytes(plan.cell.momentum),) * plan.world_size
+        return (_share(workload, plan).peak_bytes(plan.cell.optimizer_states),) * plan.world_size
 
 
 class DataTensor(TensorParallel):

@@ -213,7 +213,7 @@ class TorchGPipe(Strategy):
                 second = (chunks - 2) * waiting + recomputed
                 second += backward_peak_bytes(blocks, micro_batch, gradients_exist=True)
                 peak = max(first, second)
-            persistent = persistent_bytes(blocks, plan.cell.momentum)
+            persistent = persistent_bytes(blocks, plan.cell.optimizer_states)
             peaks.append(round(workload.fixed_memory_bytes + persistent + peak))
         return tuple(peaks)
 
