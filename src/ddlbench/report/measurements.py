@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.common.document import UnreadableJson, digest_of
+from ddlbench.common.document import UnreadableJson
 from ddlbench.common.errors import ConfigError, printable, unplaced
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
@@ -38,6 +38,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import FAILURE_FILE, Failure, Reason, Status, reason_code
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan, measured_digests
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.comparability import (
@@ -270,7 +271,7 @@ class CurrentPlans:
 
     def __init__(self, site: str, root: Path, accelerator: Accelerator | None = None) -> None:
         self._site, self._root, self._accelerator = site, root, accelerator
-        self._plans: dict[Cell, dict[str, Any] | None] = {}
+        self._plans: dict[Cell, Plan | None] = {}
         self._measured: dict[Cell, dict[str, str | None]] = {}
 
     def differ_from(self, inputs: InputDigests, cell: Cell) -> bool:
@@ -285,11 +286,11 @@ class CurrentPlans:
         plan = self._plans[first]
         if inputs.plan_digest is None or plan is None:
             return False
-        return digest_of({**plan, "cell": cell.to_dict()}) != inputs.plan_digest
+        return replace(plan, cell=cell).digest != inputs.plan_digest
 
-    def _plan(self, cell: Cell) -> dict[str, Any] | None:
+    def _plan(self, cell: Cell) -> Plan | None:
         try:
-            return make_plan(cell, self._site, self._accelerator).to_dict()
+            return make_plan(cell, self._site, self._accelerator)
         except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
             return None
 
