@@ -321,6 +321,15 @@ _HINTS = get_type_hints(Cell)
 _FIELDS = {field.name: _kinds(_HINTS[field.name]) for field in fields(Cell)}
 _VARIED = {name: kinds for name, kinds in _FIELDS.items() if name not in PLACED}
 _VARIED_DEFAULTS = {field.name: field.default for field in fields(Cell) if field.name in _VARIED}
+_OF_THE_RUN = frozenset(
+    {
+        *("repeat", "epochs", "warmup_steps", "max_steps", "data_scale", "seed", "validate"),
+        *("checkpoint_every_steps", "learning_rate", "learning_rate_warmup_steps"),
+    }
+)
+OF_A_STEP = tuple(name for name in _FIELDS if name not in _OF_THE_RUN)
+"""Fields that decide how long a step takes. The others decide how many steps there are, and what
+they learn."""
 _FLOATS = tuple(name for name, kinds in _FIELDS.items() if kinds == (float,))
 
 

@@ -25,7 +25,7 @@ from typing import ClassVar, Protocol
 from ddlbench.common.entry_points import described, within
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import nearest
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import OF_A_STEP, Cell
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, check_class, known, load
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.memory import memory_bytes
@@ -112,13 +112,6 @@ History = tuple[Measured, ...]
 NO_HISTORY: History = ()
 
 
-# Fields of a cell that decide how long a step takes; the others decide how many steps there are.
-_OF_A_STEP = (
-    "dataset", "network", "strategy", "nodes", "devices_per_node", "batch_size", "fabric",
-    "precision", "threads_per_device", "loader_workers", "data_format", "options",
-)  # fmt: skip
-
-
 def steps_measured(history: History, cell: Cell) -> list[float]:
     """Median steps of the repeats that did the same work a step as a cell, seconds."""
     return [run.step_s for run in history if same_step(run.cell, cell)]
@@ -126,7 +119,7 @@ def steps_measured(history: History, cell: Cell) -> list[float]:
 
 def same_step(cell: Cell, other: Cell) -> bool:
     """Whether two cells do the same work a step."""
-    return all(getattr(cell, name) == getattr(other, name) for name in _OF_A_STEP)
+    return all(getattr(cell, name) == getattr(other, name) for name in OF_A_STEP)
 
 
 class Predictor(Protocol):

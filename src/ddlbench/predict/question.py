@@ -19,7 +19,7 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import OF_A_STEP, Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE, known, mismatch
@@ -28,10 +28,10 @@ from ddlbench.planning.matrix import check_name, written_points
 from ddlbench.planning.planner import fitted, refined
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
-SETTINGS = (
-    "fabric", "precision", "threads_per_device", "loader_workers", "data_format", "data_source",
-    "optimizer", "momentum", "compile",
-)  # fmt: skip
+_OF_A_QUESTION = {
+    "dataset", "network", "strategy", "nodes", "devices_per_node", "batch_size", "options",
+}  # fmt: skip
+SETTINGS = tuple(name for name in OF_A_STEP if name not in _OF_A_QUESTION)
 """Fields of a cell that tell two questions of the same size apart."""
 
 
@@ -186,12 +186,6 @@ class Question:
         return written_points(self.experiment, axes)
 
 
-_NAMED = {
-    "dataset", "network", "strategy", "batch_size", "nodes", "devices_per_node", "repeat",
-    "options",
-}  # fmt: skip
-
-
 def _fields_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    names = Cell.__dataclass_fields__.keys() - _NAMED
+    names = Cell.__dataclass_fields__.keys() - _OF_A_QUESTION - {"repeat"}
     return {name: value for name, value in point.items() if name in names}

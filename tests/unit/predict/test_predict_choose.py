@@ -12,7 +12,7 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
 from ddlbench.predict.advice import advise, answer_dict
-from ddlbench.predict.prediction import Measured
+from ddlbench.predict.prediction import Measured, same_step
 from ddlbench.predict.recommend import (
     NOT_MEASURED,
     Limits,
@@ -206,6 +206,22 @@ def test_what_was_measured_before_counts_as_measured(tmp_path) -> None:
     assert (candidates["ddp"]["basis"], candidates["ddp"]["measured_step_s"]) == ("measured", 0.5)
     assert candidates["ddp"]["predicted_step_s"] not in (None, 0.5)
     assert "ddp" not in [trial["strategy"] for trial in content["trials"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"epochs": 9, "seed": 3, "learning_rate": 0.5, "repeat": 1, "validate": True}, True),
+        *(({name: value}, False) for name, value in {
+            "optimizer": "adamw", "compile": True, "deterministic": True, "data_source": "real",
+            "weight_decay": 0.1,
+        }.items()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_runs_with_other_work_a_step_are_of_another_question(changes, same) -> None:
+    cell = Cell("mnist", "mlp", "ddp", batch_size=8)
+    assert same_step(cell.with_(**changes), cell) is same
 
 
 def test_a_short_cell_does_the_same_work_a_step() -> None:

@@ -14,7 +14,7 @@ from statistics import median
 
 from ddlbench.common.quantities import counted
 from ddlbench.common.statistics import round_means
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import OF_A_STEP, Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.prediction import (
@@ -155,10 +155,8 @@ class DataExtrapolation(BuiltInPredictor):
         raise NotPredictable("the cell's repeat 0 has no measured steps")
 
 
-_comparable_fields = attrgetter(
-    "dataset", "network", "strategy", "precision", "threads_per_device", "loader_workers",
-    "data_format", "options",
-)  # fmt: skip
+_OF_SIZE = {"nodes", "devices_per_node", "batch_size", "fabric"}
+_comparable_fields = attrgetter(*(name for name in OF_A_STEP if name not in _OF_SIZE))
 
 
 def _comparable(inputs: CellInputs, strategy: str = "") -> list[Measured]:
