@@ -112,6 +112,7 @@ def case_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--geometry", help="Nodes x devices per node: 2x4."),
             click.option("--fabric", help="Link condition.  [default: default]"),
             click.option("--precision", help="[default: fp32]"),
+            click.option("--optimizer", help="sgd or adamw.  [default: sgd]"),
             click.option("--threads", type=WholeNumber(1), help="Of a CPU device."),
             click.option(
                 "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."

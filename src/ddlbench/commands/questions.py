@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from ddlbench.predict.candidate import Candidate, Knowledge
 
 # Options of a command, and the field of a cell that each sets.
-_SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
+_SETTINGS = {
+    **{name: name for name in ("fabric", "precision", "optimizer")},
+    "threads": "threads_per_device",
+}
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,7 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         configfile = Path(experiment.where)
         given = completed(given, experiment, [row.cell for row in rows])
     check_given(given, ("network", "dataset"))
-    for name, field in _SETTINGS.items():
-        if given[name]:
-            check(given[name], axes()[field], f"--{name}")
+    check_settings(given, _SETTINGS)
     questions = [question_of(given, text, experiment, site) for text in geometries(given)]
     for question in questions:
         question.check_names()
@@ -164,6 +165,13 @@ def check_given(values: dict[str, Any], names: Sequence[str]) -> None:
         raise ConfigError(
             f"{options} {are} missing; write {them}, or name an experiment: --configfile"
         )
+
+
+def check_settings(values: dict[str, Any], names: Iterable[str]) -> None:
+    """Raise ConfigError for options that no cell may have."""
+    for name in names:
+        if values[name]:
+            check(values[name], axes()[_SETTINGS[name]], f"--{name}")
 
 
 def geometries(values: dict[str, Any]) -> list[str]:

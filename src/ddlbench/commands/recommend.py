@@ -73,7 +73,8 @@ _SITE, _NETWORK, _SHAPE = (
 _GOES_WITH: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("site_name", "threads", "measure"), (_SITE,)),
     **dict.fromkeys(
-        ("recommender", "allow_stale", "why", "device_memory_bytes", "options"), (_SITE, _NETWORK)
+        ("recommender", "allow_stale", "why", "device_memory_bytes", "options", "optimizer"),
+        (_SITE, _NETWORK),
     ),
     "profile": (_NETWORK,),
     "collectives": (_NETWORK, _SHAPE),

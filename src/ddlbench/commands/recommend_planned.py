@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.commands.options import matrix_at
-from ddlbench.commands.questions import Questions, check_given, completed, geometries, question_of
+from ddlbench.commands.questions import (
+    Questions,
+    check_given,
+    check_settings,
+    completed,
+    geometries,
+    question_of,
+)
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import paragraph
 from ddlbench.experiment.cell import parse_geometry
@@ -74,6 +81,7 @@ def planned_questions_of(
     """
     enter_project()
     check_given(values, ("network", "dataset"))
+    check_settings(values, ["optimizer"])  # a data sheet may have a precision that no cell has
     cluster = planned_cluster(values, hardware, profile)
     on_default = {**values, "fabric": _FABRIC}
     site: Site = cluster.site

@@ -26,6 +26,20 @@ def test_strategies_on_hardware():
     assert max(map(len, actual.output.splitlines())) <= 80
 
 
+def test_the_optimizer_decides_memory():
+    words = [*NDR, "--network", "gpt-medium", "--dataset", "tokens-gpt2", "--batch-size", "64"]
+    sgd, adamw = (
+        json.loads(ask(*words, "--geometry", "1x8", "--json", *option).output)["candidates"]
+        for option in ([], ["--optimizer", "adamw"])
+    )
+    before, after = (
+        {row["strategy"]: row["memory_bytes"] for row in rows} for rows in (sgd, adamw)
+    )
+    assert after["ddp"] - before["ddp"] > 1.6e9  # 406 million weights
+    assert after["ddp"] - before["ddp"] == pytest.approx(8 * (after["fsdp"] - before["fsdp"]))
+    assert "deepspeed" not in after
+
+
 def test_several_geometries_leave_no_file(tmp_path):
     actual = ask(*NDR, *RESNET, "--geometry", "1x8,8x8", "--json")
     values = json.loads(actual.output)
@@ -94,6 +108,7 @@ def test_nothing_fits():
         (["--geometry", "1x8", "--site", "local"], "--site goes with a measured site"),
         (["--geometry", "1x8", "--measure", "2"], "--measure goes with a measured site"),
         (["--geometry", "8x8"], "--fabric does not say"),
+        (["--geometry", "1x8", "--optimizer", "adam"], "'adam' is not allowed; write sgd or adamw"),
     ],
 )
 def test_refusals(words, sentence):

@@ -50,6 +50,24 @@ def test_plain_sgd_has_no_momentum():
     assert peak("sequential", momentum=0.0) == (1508 + 1980,)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("sequential", {}), ("ddp", {}), ("ddp", {"shard": "optimizer"}), ("fsdp", {}), ("hsdp", {}),
+     ("horovod", {}), ("local-sgd", {})],
+    ids=str,
+)  # fmt: skip
+def test_adamw_keeps_twice_what_momentum_takes(strategy, options):
+    geometry = "1x1" if strategy == "sequential" else "1x2"
+    plain, momentum, adamw = (
+        peak(strategy, geometry, 16, options=options, **changes)
+        for changes in ({"momentum": 0.0}, {}, {"optimizer": "adamw"})
+    )
+    assert [b - a for a, b in zip(momentum, adamw, strict=True)] == [
+        b - a for a, b in zip(plain, momentum, strict=True)
+    ]
+    assert sum(adamw) > sum(momentum)
+
+
 def test_fixed_memory_is_added():
     plan = make.plan("sequential", "1x1", 8)
     assert memory_bytes(workload(fixed_memory_bytes=7), plan) == (3008 + 1980 + 7,)

@@ -293,6 +293,19 @@ def test_a_log_of_a_dataset_that_is_declared_nowhere_is_written():
     assert any('"train_samples"' in line for line in log_lines(undeclared))
 
 
+def test_the_optimizer_has_mlperfs_keys():
+    """Of MLCommons' mlperf-logging, ``mllog/constants.py``."""
+    keys = {
+        "adamw": {"opt_base_learning_rate", "opt_adamw_weight_decay"},
+        "sgd": {"sgd_opt_base_learning_rate", "sgd_opt_momentum", "sgd_opt_weight_decay"},
+    }
+    for name, expected in keys.items():
+        lines = log_lines(measured(optimizer=name))
+        events = [json.loads(line.split(" ", 1)[1]) for line in lines if line.startswith(":::")]
+        written = {event["key"] for event in events if "opt_" in event["key"]}
+        assert written == {"opt_name", *expected}
+
+
 def test_a_log_claims_a_benchmark_only_of_the_real_one():
     whole = {"network": "resnet50", "dataset": "imagenet", "data_source": "real"}
     assert unclaimed(measured(**whole)) == []
