@@ -355,18 +355,22 @@ class _Runs:
 # Cuts --------------------------------------------------------------------------------------------
 
 
-def _cuts(entries: Sequence[Entry], returned: int) -> list[int]:
-    """Entries after which no older value of the data is used; the input first, the result last."""
-    last_use = list(range(len(entries)))
-    for number, entry in enumerate(entries):
-        for ref in _refs(entry):
-            last_use[ref] = number
-    cuts, alive_until = [0], -1
-    for number, entry in enumerate(entries[:returned]):
-        if number and entry.of_data and alive_until <= number and _has_samples(entry):
+def _cuts(entries: Sequence[Entry], returned: int, *, samples_first: bool = True) -> list[int]:
+    """Numbers of the entries between which blocks lie: the input, all cuts, the result.
+
+    After a cut no older value of the data is used, and its samples are in the first dimension. What
+    the result does not need, as the last state of an LSTM, uses nothing.
+    """
+    needed = _needed(entries, 0, returned)
+    last_use = {ref: number for number in needed for ref in _refs(entries[number])}
+    cuts, alive_until = [0], last_use.get(0, 0)
+    for number in needed[:-1]:
+        entry = entries[number]
+        if not entry.of_data:
+            continue
+        if alive_until <= number and (_has_samples(entry) or not samples_first):
             cuts.append(number)
-        if entry.of_data:
-            alive_until = max(alive_until, last_use[number])
+        alive_until = max(alive_until, last_use.get(number, number))
     return [*cuts, returned]
 
 
@@ -388,12 +392,22 @@ def _blocks_of(module: nn.Module, entries: list[Entry], returned: int) -> nn.Seq
     owned = [_tensors_between(module, entries, *span) for span in spans]
     spans = _merge_ties(spans, owned)
     if len(spans) < 2:
-        raise CannotRecord("several of its tensors are alive wherever it could be cut")
+        raise CannotRecord(_why_no_cut(entries, returned, owned))
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     for first, last in spans:
         block = _Builder(module, entries, first).block(last)
         blocks[_name_of(entries, first, last, blocks)] = block
     return nn.Sequential(blocks)
+
+
+def _why_no_cut(entries: Sequence[Entry], returned: int, owned: Sequence[set[int]]) -> str:
+    """Why a network has no two blocks, from the tensors that each span between its cuts owns."""
+    with_weights = sum(map(bool, owned))
+    if with_weights > 1:
+        return "layers from its first to its last share weights, as tied embeddings do, or buffers"
+    if len(_cuts(entries, returned, samples_first=False)) > len(owned) + 1:
+        return "the first dimension of its tensors is not that of the samples (batch_first=True)"
+    return "several of its tensors are alive wherever it could be cut"
 
 
 def _merge_ties(spans: list[tuple[int, int]], owned: list[set[int]]) -> list[tuple[int, int]]:
@@ -408,7 +422,7 @@ def _merge_ties(spans: list[tuple[int, int]], owned: list[set[int]]) -> list[tup
             until += 1
         weights = any(owned[number : end + 1])
         if groups and not (weights and groups[-1][2]):  # one of the two has none: they are one
-            groups[-1] = (groups[-1][0], end, True)
+            groups[-1] = (groups[-1][0], end, weights or groups[-1][2])
         else:
             groups.append((number, end, weights))
         number = end + 1

@@ -376,6 +376,48 @@ class TwoPaths(nn.Module):
         return self.fc((self.a(images) * self.b(images)).mean((2, 3))) + images.mean()
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(10, 10), nn.Linear(10, 10), nn.Linear(10, 10)
+        self.c.weight = self.a.weight
+
+    def forward(self, images):
+        return self.c(self.b(self.a(images.mean((2, 3)).repeat(1, 4)[:, :10])))
+
+
+class RowsFirst(nn.Module):
+    """Samples in the second dimension, as of a recurrent layer without ``batch_first``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.fc = nn.LSTM(96, 8), nn.Linear(8, 10)
+
+    def forward(self, images):
+        rows, _ = self.rnn(images.permute(2, 0, 1, 3).flatten(2))
+        return self.fc(torch.relu(rows)).mean(0)
+
+
+class UnusedState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.fc = nn.Conv2d(3, 8, 1), nn.Linear(8, 10)
+        self.rnn, self.attention = nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2)
+        self.attention.batch_first = True
+
+    def forward(self, images):
+        pixels = self.a(images).mean(2).transpose(1, 2)
+        steps, _ = self.rnn(pixels)
+        mixed, _ = self.attention(steps, steps, steps)
+        return self.fc(mixed).mean(1)
+
+
+def test_a_state_that_nobody_uses_is_not_carried_over_a_cut() -> None:
+    torch.manual_seed(0)
+    blocks = cut_by_recording(whole(UnusedState(), "it is one block")[0], CIFAR10)
+    assert list(blocks._modules) == ["a", "rnn", "attention", "fc"]
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -389,6 +431,8 @@ class TwoPaths(nn.Module):
         (FromNumpy, "uses a tensor that no function of torch made"),
         (AutocastsItself, "it turns autocast on"),
         (TwoPaths, "several of its tensors are alive wherever it could be cut"),
+        (Tied, "share weights"),
+        (RowsFirst, "batch_first=True"),
     ],
 )
 def test_what_a_recording_would_get_wrong_is_refused(kind, why) -> None:
