@@ -16,7 +16,7 @@ import click
 from ddlbench.cluster.preflight import examine_for, is_here
 from ddlbench.commands.options import snakemake_command, with_matrix
 from ddlbench.commands.site import show_findings
-from ddlbench.common.quantities import HOURS, counted, duration_text, size_text, two_digits
+from ddlbench.common.quantities import HOURS, counted, duration_text, few, size_text, two_digits
 from ddlbench.common.screen import examples, named_lines, paragraph
 from ddlbench.common.statistics import grouped
 from ddlbench.experiment.cell import short_names
@@ -234,8 +234,11 @@ def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
     )
     pairs = []
     for reason, members in list(groups.items())[:_REASONS_SHOWN]:
-        strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
-        pairs.append(("cannot run", f"{strategies}, {counted(len(members), 'cell')}: {reason}"))
+        what = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
+        networks = dict.fromkeys(row.cell.network for row in members)
+        if len(networks) < len({row.cell.network for row in rows}):
+            what += f" with {few(networks, 4)}"
+        pairs.append(("cannot run", f"{what}, {counted(len(members), 'cell')}: {reason}"))
     if len(groups) > _REASONS_SHOWN:
         more = counted(len(groups) - _REASONS_SHOWN, "more reason")
         pairs.append(("", f"{more}: ddlbench status --all"))

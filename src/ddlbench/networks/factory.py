@@ -106,7 +106,10 @@ def build_with_traits(
         made = out_of_place(_checked(network, _made(network, factory, spec), spec, compare=True))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
-    return made, _with_pairs(made, spec) if with_pairs else inspect(made, spec)
+    try:
+        return made, _with_pairs(made, spec) if with_pairs else inspect(made, spec)
+    except ConfigError as error:
+        raise ConfigError(f"network {network!r}: {error}") from error
 
 
 def _with_pairs(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
@@ -502,6 +505,8 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
             shape = tuple(passing.shape)
             try:
                 passing = block(passing)
+            except ConfigError as error:  # which says what is wrong
+                raise ConfigError(f"{where}: {error}") from error
             except Exception as error:
                 raise BlockFails(
                     f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
@@ -516,9 +521,14 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
     wanted = (*spec.target_shape, spec.num_classes)
     if tuple(passing.shape) != (_SAMPLES, *wanted):
         each = "a token at each position" if spec.target_shape else "a class"
+        returned = f"{tuple(passing.shape)} for two samples"
+        if passing.shape[:1] == (_SAMPLES,):
+            returned = f"{('N', *passing.shape[1:])}"
+        elif not passing.shape:
+            returned = "one number, as a loss is"
         raise ConfigError(
             f"{where} must return a tensor of shape {('N', *wanted)} for {spec.name}, one "
-            f"value {each}, not {('N', *passing.shape[1:])}".replace("'N'", "N")
+            f"value {each}, not {returned}".replace("'N'", "N")
         )
     return until
 

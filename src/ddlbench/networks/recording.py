@@ -36,6 +36,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ddlbench.common.quantities import few
 from ddlbench.networks.inspection import has_hooks
 from ddlbench.networks.recorded_state import generators_of_host, sets_modes, state_of
 
@@ -229,7 +230,8 @@ class _Recorder(TorchFunctionMode):
             if child in self._with_modes:
                 raise CannotRecord(f"{name or 'it'} has a train() or eval() of its own")
             if name in now and now[name] != before.get(name):
-                raise CannotRecord(f"{name or 'it'} keeps something from call to call")
+                kept = _kept(before.get(name, {}), now[name])
+                raise CannotRecord(f"{name or 'it'} {kept}")
 
     # Modules -------------------------------------------------------------------------------------
 
@@ -252,8 +254,9 @@ class _Recorder(TorchFunctionMode):
                 self._blame_draws()
             finally:
                 self._stack.pop()
-            if state_of(module) != before:
-                raise _Blamed(path, f"{path or 'it'} keeps something from call to call")
+            after = state_of(module)
+            if after != before:
+                raise _Blamed(path, f"{path or 'it'} {_kept(before, after)}")
             return returned
 
         return patch.object(nn.Module, "__call__", called)
@@ -497,6 +500,13 @@ def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _parts(item, (*place, key))
+
+
+def _kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What a module does whose state a call changed, as a verb, with its attributes."""
+    names = [name for name in after if name not in before or before[name] != after[name]]
+    changed = few(f"self.{name}" if name.isidentifier() else name for name in names)
+    return f"keeps something from call to call ({changed})"
 
 
 def _tensors_in(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Tensor]:

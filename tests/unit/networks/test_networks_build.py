@@ -17,7 +17,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import NETWORKS, load, mismatch
 from ddlbench.networks import build, num_parameters, without_dropout
-from ddlbench.networks.factory import apart, checked, num_layers
+from ddlbench.networks.factory import apart, checked, num_layers, try_out
 from ddlbench.networks.foreign import why_uncut
 
 CIFAR10 = DATASETS["cifar10"]
@@ -175,6 +175,34 @@ def test_what_is_no_network_is_a_config_error(
     user_module.bad = returned  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=message):
         build("user_networks:bad", CIFAR10, seed=1)
+
+
+class Returns(nn.Module):
+    """A linear classifier whose output ``what`` changes."""
+
+    def __init__(self, what: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.fc, self.what = nn.Linear(3072, 10), what
+
+    def forward(self, images: torch.Tensor) -> object:
+        return self.what(self.fc(images.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda logits: logits.mean(), "not one number, as a loss is"),
+        (lambda logits: logits.t(), r"not \(10, 2\) for two samples"),
+        (lambda logits: logits[:, :3], r"not \(N, 3\)$"),
+        (lambda logits: {"loss": logits}, "'user_networks:bad': the network returns dict without"),
+    ],
+)
+def test_outputs_of_a_wrong_form_are_named_as_they_are(
+    user_module: ModuleType, what: Callable[[torch.Tensor], object], message: str
+) -> None:
+    user_module.bad = lambda spec: Returns(what)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=message):
+        try_out("user_networks:bad", CIFAR10)
 
 
 @pytest.mark.parametrize(

@@ -396,6 +396,13 @@ def test_what_is_shown(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_of_several_networks_those_that_cannot_run_are_named(tmp_path: Path) -> None:
+    reason = Reason("uncut", "it is one block")
+    rows = [*_rows(BASE), MatrixRow(GPIPE.with_(network="mine:unet"), BASE.id, reason)]
+    shown = _shown(rows, LOCAL, tmp_path)
+    assert "cannot run gpipe with mine:unet, 1 cell: it is one block" in shown
+
+
 def test_the_next_command_quotes_a_file_with_a_blank() -> None:
     experiment = replace(EXPERIMENT, where="mein Versuch ä.yaml")
     words = shlex.split(snakemake_command(experiment, LOCAL, "profiles"))
