@@ -12,7 +12,7 @@ The reasons are those of the answers in advice.json; nothing is decided here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.predict.accuracy import ALL
 from ddlbench.report import published
+from ddlbench.report.labels import setting_label
 from ddlbench.report.tables import rows_of
 
 _FEW_CASES = 10
@@ -293,7 +294,9 @@ def _reason(answer: _Answer, strategy: str) -> str:
 
 def _named(case: Mapping[str, Any], answers: Sequence[_Answer]) -> str:
     """The network, and what else tells this case from the others."""
-    labels = [_labels(case), *(_labels(answer["case"]) for answer in answers)]
+    cases = [case, *(answer["case"] for answer in answers)]
+    settings = dict.fromkeys(name for each in cases for name in each["settings"])
+    labels = [_labels(each, settings) for each in cases]
     network, *others = labels[0]
     differing = [
         text for place, text in enumerate(others, 1) if len({label[place] for label in labels}) > 1
@@ -301,13 +304,11 @@ def _named(case: Mapping[str, Any], answers: Sequence[_Answer]) -> str:
     return ", ".join([network, *differing])
 
 
-def _labels(case: Mapping[str, Any]) -> tuple[str, ...]:
-    settings = case["settings"]
+def _labels(case: Mapping[str, Any], settings: Iterable[str]) -> tuple[str, ...]:
     return (
         network_label(case["network"]),
         dataset_label(case["dataset"]),
         f"{case['nodes']}x{case['devices_per_node']}",
         f"{counted(case['batch_size'], 'sample')} a step",
-        str(settings.get("fabric", "default")),
-        str(settings.get("precision", "fp32")),
+        *(setting_label(case, name) for name in settings),
     )

@@ -43,6 +43,17 @@ def case_title(case: Mapping[str, Any], *further: str, geometry: bool = True) ->
     return ", ".join(named)
 
 
+def other_settings(case: Mapping[str, Any]) -> list[str]:
+    """The settings of a case that are not the defaults, as ``fabric lat10``."""
+    settings = case["settings"].items()
+    return [setting_label(case, name) for name, value in settings if value != _DEFAULTS.get(name)]
+
+
+def setting_label(case: Mapping[str, Any], name: str) -> str:
+    """A setting of a case, also one at its default: ``precision fp32``."""
+    return f"{name} {case['settings'].get(name, _DEFAULTS.get(name))}"
+
+
 def common_workers(workers: Iterable[int]) -> str:
     """``on 4 workers`` where all have that number; else nothing."""
     counts = set(workers)

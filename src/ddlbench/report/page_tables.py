@@ -28,13 +28,12 @@ from ddlbench.predict.documents import Answer
 from ddlbench.report.choice_tables import not_advised
 from ddlbench.report.comparability import NOTE_BREAK
 from ddlbench.report.footer import interval_words, is_set, marks
-from ddlbench.report.labels import input_bound, strategy_look, variant_labels
+from ddlbench.report.labels import input_bound, other_settings, strategy_look, variant_labels
 from ddlbench.report.tables import Tables
 from ddlbench.report.terminal import (
     advice,
     answers_at,
     numbers_of,
-    other_settings,
     speedup_table,
     telling_rows,
 )

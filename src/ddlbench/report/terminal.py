@@ -24,7 +24,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
 from ddlbench.report.footer import interval_words
-from ddlbench.report.labels import case_title, mark_without_speedup
+from ddlbench.report.labels import case_title, mark_without_speedup, other_settings
 from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18
@@ -283,14 +283,6 @@ def answers_at(tables_dir: Path) -> list[Answer]:
 def _title(case: Mapping[str, Any]) -> str:
     """``VGG-11, CIFAR-10, 1x2, batch 16``, and settings that are not the defaults."""
     return case_title(case, f"batch {case['batch_size']}", *other_settings(case))
-
-
-def other_settings(case: Mapping[str, Any]) -> list[str]:
-    """The settings of a case that are not the defaults, as ``fabric lat10``."""
-    defaults = {field.name: field.default for field in fields(Cell)}
-    return [
-        f"{name} {value}" for name, value in case["settings"].items() if value != defaults[name]
-    ]
 
 
 def _old_bases(tables_dir: Path) -> list[str]:

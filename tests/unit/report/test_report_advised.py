@@ -213,7 +213,7 @@ def test_a_reason_is_of_its_own_case():
         answer([], "ddp", no, settings={"precision": "fp32"}),
     ]
     (sentence,) = not_advised(answers, summary(("horovod", 1.5), ("ddp", 1.1)))
-    assert "for VGG-11, 1x2, fp32 and" in sentence
+    assert "for VGG-11, 1x2, precision fp32 and" in sentence
     assert not_advised(answers, summary(("horovod", 1.5), geometry="2x2")) == []
 
 

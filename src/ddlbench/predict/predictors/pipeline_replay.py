@@ -71,6 +71,7 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench.common.statistics import grouped
+from ddlbench.experiment.cell import OF_A_STEP
 from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import Pipeline, PipelineRun
 from ddlbench.planning.plan import Plan
@@ -375,7 +376,7 @@ class TorchgpipeReplay(BuiltInPredictor):
 _PLAN_FILE = "plan.json"
 _PASSES = ("forward", "backward", "backward_input", "backward_weight")
 # What must be equal for one run to say something of the passes of another.
-_ALIKE = ("dataset", "network", "nodes", "devices_per_node", "fabric", "precision", "batch_size")
+_ALIKE = tuple(name for name in OF_A_STEP if name not in ("strategy", "options"))
 
 
 class PipelineRecorded(BuiltInPredictor):

@@ -42,7 +42,7 @@ from ddlbench.common.quantities import HOURS, TIMES, ratio_text, unit_for
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence
-from ddlbench.report.labels import case_title, span_text, strategy_look
+from ddlbench.report.labels import case_title, other_settings, span_text, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import (
     GREY,
@@ -223,10 +223,7 @@ def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]
 
 
 def _choice_title(case: Mapping[str, Any]) -> str:
-    usual = {"fabric": "default", "precision": "fp32"}
-    settings = {**usual, **case["settings"]}
-    other = [settings[name] for name in usual if settings[name] != usual[name]]
-    return case_title(case, *other, f"batch {case['batch_size']}")
+    return case_title(case, *other_settings(case), f"batch {case['batch_size']}")
 
 
 def _choice_footer(choice: Mapping[str, Any]) -> list[str]:
