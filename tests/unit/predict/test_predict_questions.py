@@ -16,7 +16,8 @@ from ddlbench.experiment.site import load_site
 
 GIVEN = {
     "configfile": None, "site_name": None, "network": "vgg11", "dataset": "mnist",
-    "geometry": "1x2", "batch_size": 16, "fabric": None, "precision": None, "threads": None,
+    "geometry": "1x2", "batch_size": 16, "fabric": None, "precision": None,
+    "optimizer": None, "threads": None,
     "options": (),
 }  # fmt: skip
 NOTHING = dict.fromkeys(("network", "dataset", "geometry", "batch_size"))
