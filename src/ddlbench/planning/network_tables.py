@@ -239,7 +239,7 @@ def why_not_in_pairs(known: LinearPairs | None, cell: Cell, devices: int) -> Rea
         return Reason(
             "cannot_be_split",
             f"{cell.network} has no two linear layers that {cell.strategy} could split: only "
-            f"element-wise layers may lie between them, in one nn.Sequential; {instead}",
+            f"activations may lie between them, no dropout, in one nn.Sequential; {instead}",
         )
     for units, what in ((known.heads, "attention heads"), (known.hidden, "hidden features")):
         if units % devices:

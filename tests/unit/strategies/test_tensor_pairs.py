@@ -198,8 +198,8 @@ def cell_of(strategy: str, network: str, devices: int, **options: Any) -> Cell:
         ),
         (
             cell_of("tensor-parallel", "vgg11", 2).with_(dataset="imagenet"),
-            "vgg11 has no two linear layers that tensor-parallel could split: only element-wise "
-            "layers may lie between them, in one nn.Sequential; take strategy filter or channel",
+            "vgg11 has no two linear layers that tensor-parallel could split: only activations may "
+            "lie between them, no dropout, in one nn.Sequential; take strategy filter or channel",
             "cannot_be_split",
         ),
         (
