@@ -235,12 +235,13 @@ def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> lis
     software, cluster, library = question.software, question.cluster, question.cluster.library
     beyond = [geometry for geometry, answer in answers.items() if answer["beyond"].any()]
     sources = "; ".join(dict.fromkeys(constant.source for constant in software.intervals.values()))
+    intervals = f"{sources}; those of the constants" if sources else "none"
     fitted = f"fitted on {software.fitted_on}" if software.fitted_on else "priors, nothing fitted"
     latency = f", its latency by {library.fitted_on}" if library.tells_latency else ""
     fabric = f", fabric {cluster.fabric_name}{latency}" if cluster.fabric else ""
     facts = [
         f"Device and links: data sheet of {cluster.device.description}{fabric}.",
-        f"Constants of {question.software_name}: {fitted}. Intervals: {sources or 'none'}.",
+        f"Constants of {question.software_name}: {fitted}. Intervals: {intervals}.",
     ]
     if software.precision != _SHAPES_PRECISION:
         facts.append(f"They were fitted in {_SHAPES_PRECISION}, not in {software.precision}.")

@@ -206,3 +206,19 @@ def test_layouts_rank_those_that_fit_first():
     assert (fit["low_s"] < fit["step_s"]).all() and (fit["step_s"] < fit["high_s"]).all()
     assert ranked["equal_to_best"].iloc[0]
     assert np.all(fit["peak_share"] < 1)
+
+
+@pytest.mark.parametrize("hidden_size", [768, 4096])
+def test_the_interval_of_a_small_model_holds_that_of_its_host(hidden_size):
+    from ddlbench.predict.hardware import DeviceSheet, System
+    from ddlbench.predict.transformer.decoder_layouts import layouts
+
+    software = Software.load("fsdp")
+    shape = replace(load_shape("gpt-7b"), hidden_size=hidden_size, feed_forward_size=None)
+    first = layouts(shape, System(DeviceSheet.load("h100-sxm"), None, 1, 8), software, 64).iloc[0]
+    errors = software.intervals["no pipeline"]
+    ends = np.array([errors.low, errors.high]) * first["step_s"]
+    if hidden_size == 768:  # the fitted runs do not tell how long the host takes
+        assert first["low_s"] < 0.95 * ends[0] and first["high_s"] > 1.05 * ends[1]
+    else:
+        assert (first["low_s"], first["high_s"]) == pytest.approx(tuple(ends))

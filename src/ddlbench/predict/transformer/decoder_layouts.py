@@ -28,7 +28,7 @@ from ddlbench.predict.transformer.configurations import Shape
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED, NO_PIPELINE, PIPELINE
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE, memory_calls
 from ddlbench.predict.transformer.decoder_time import step_time
-from ddlbench.predict.transformer.decoders import Decoders, machines
+from ddlbench.predict.transformer.decoders import Decoders, Machines, machines
 
 EQUAL = 0.04
 """Steps closer than this are equal; the median of twins, which differ in ZeRO's stage alone."""
@@ -73,15 +73,15 @@ def layouts(
     where = machines(sheets, system.fabric, software, table["devices_per_node"])
     calls = memory_calls(table, software, where.memory_bytes)
     seconds = step_time(table, where, software).seconds
-    low, high = _interval(table, software)
+    low_s, high_s = _interval(table, where, software, seconds)
     tokens = global_batch * shape.sequence_length
     attention = shape.layers * shape.attention_width * shape.sequence_length  # of the unmasked half
     operations = 6 * (_products(shape, table) + attention)
     peak = system.devices * where.peak_flops_per_s
     rows = rows.assign(
         step_s=seconds,
-        low_s=seconds * low,
-        high_s=seconds * high,
+        low_s=low_s,
+        high_s=high_s,
         memory_bytes=calls.most_bytes,
         least_memory_bytes=calls.least_bytes,
         fits=calls.answers,
@@ -125,12 +125,23 @@ def decoders_of(shape: Shape, rows: pd.DataFrame, devices_per_node: int) -> Deco
     return Decoders({**columns, "recomputation": rows["recomputation"].to_numpy()})
 
 
-def _interval(table: Decoders, software: Software) -> tuple[Array, Array]:
-    """Measured over predicted steps of held-out runs of the same kind."""
+def _interval(
+    table: Decoders, where: Machines, software: Software, seconds: Array
+) -> tuple[Array, Array]:
+    """From the shortest to the longest step that errors or a constant make probable.
+
+    The errors are those of held-out runs of the same kind. What decides a step may have decided
+    none of them, as the host of a small model; then the interval of that constant tells.
+    """
     kinds = np.where(table["pipeline"] > 1, PIPELINE, NO_PIPELINE).tolist()
     known = [software.intervals.get(kind) for kind in kinds]
-    low, high = zip(*((of.low, of.high) if of else (np.nan, np.nan) for of in known), strict=True)
-    return np.array(low), np.array(high)
+    ends = np.array([(of.low, of.high) if of else (np.nan, np.nan) for of in known])
+    shortest, longest = seconds * ends[:, 0], seconds * ends[:, 1]
+    for name, constant in software.constants.items():
+        for value in filter(None, (constant.low, constant.high)):
+            step_s = step_time(table, where, software.with_constants({name: value})).seconds
+            shortest, longest = np.minimum(shortest, step_s), np.maximum(longest, step_s)
+    return shortest, longest
 
 
 def _cuts(
