@@ -14,7 +14,7 @@ from report_factory import collect
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
 
-STOPPED_S = 3.0
+STOPPED_S = 2.5
 ALONE = CELL.with_(strategy=BASE, devices_per_node=1)
 
 

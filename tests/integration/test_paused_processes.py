@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager
 from functools import partial
-
-import pytest
 
 from ddlbench.runtime.pauses import SHORTEST_S, PauseMeter, clock_s, state_of
 
@@ -17,40 +16,45 @@ SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: 
 HOLD = "sum(range(10**8)); import time; time.sleep(60)"  # seconds in C, with Python's lock
 
 
+@contextmanager
+def watched(*codes):
+    """Processes that run these programs, and a meter of each."""
+    children = [started(code) for code in codes]
+    try:
+        with ExitStack() as meters:
+            yield [
+                (child, meters.enter_context(PauseMeter(partial(state_of, child.pid))))
+                for child in children
+            ]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
 def started(code):
     return subprocess.Popen([sys.executable, "-c", code])
 
 
-@pytest.mark.parametrize("code", [SPIN, "import time; time.sleep(60)"])
-def test_a_stopped_process_is_seen(code):
+def test_a_stopped_process_is_seen():
     """A rank that computes, and one that waits."""
-    child = started(code)
-    try:
-        with PauseMeter(partial(state_of, child.pid)) as meter:
-            time.sleep(1.0)
-            begin_s = clock_s()
-            os.kill(child.pid, signal.SIGSTOP)
-            time.sleep(2.5)
-            os.kill(child.pid, signal.SIGCONT)
-            time.sleep(0.6)
-    finally:
-        child.kill()
-        child.wait()
-    (pause,) = meter.pauses
-    assert pause.seconds >= SHORTEST_S
-    assert begin_s <= pause.begin_s
+    with watched(SPIN, "import time; time.sleep(60)") as pairs:
+        time.sleep(1.0)
+        begin_s = clock_s()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for child, _ in pairs:
+                os.kill(child.pid, number)
+            time.sleep(2.5 if number == signal.SIGSTOP else 0.6)
+    for _, meter in pairs:
+        (pause,) = meter.pauses
+        assert pause.seconds >= SHORTEST_S
+        assert begin_s <= pause.begin_s
 
 
-@pytest.mark.parametrize("code", [SPIN, HOLD])
-def test_a_process_that_holds_its_lock_to_compute_does_not_pause(code):
-    child = started(code)
-    try:
-        with PauseMeter(partial(state_of, child.pid)) as meter:
-            time.sleep(3.0)
-    finally:
-        child.kill()
-        child.wait()
-    assert meter.pauses == []
+def test_a_process_that_holds_its_lock_to_compute_does_not_pause():
+    with watched(SPIN, HOLD) as pairs:
+        time.sleep(3.0)
+    assert [meter.pauses for _, meter in pairs] == [[], []]
 
 
 METER = """

@@ -163,26 +163,27 @@ PAGE = 4096
 @root
 @pytest.mark.parametrize(
     "left_pages",  # of about 10 that a cell writes
-    [0, 4, pytest.param(8, marks=pytest.mark.exhaustive)],
+    [(0, 4), pytest.param((8,), marks=pytest.mark.exhaustive)],
 )
 def test_a_full_results_disk_is_one_sentence_that_names_the_cell(left_pages, small_disk, tmp_path):
     """hardening B6: it was ``[Errno 28] No space left on device`` and a traceback."""
     faulty = FaultyCell(tmp_path, small_disk)
     faulty.cell.mkdir(parents=True)
-    fill(small_disk / "fill", left_pages)
     (faulty.notes / "hurry").touch()
-    run = faulty.supervise()
-    output, _ = run.communicate(timeout=120)
-    assert run.returncode == 1
-    messages = [line for line in output.splitlines() if line.startswith("ddlbench: ")]
-    assert len(messages) == 1, output
-    assert CELL.id in messages[0]
-    assert "o room is left to write" in messages[0]
-    (small_disk / "fill").unlink()
-    for note in faulty.notes.glob("*-*"):
-        note.unlink()
+    for pages in left_pages:
+        fill(small_disk / "fill", pages)
+        run = faulty.supervise()
+        output, _ = run.communicate(timeout=120)
+        assert run.returncode == 1
+        messages = [line for line in output.splitlines() if line.startswith("ddlbench: ")]
+        assert len(messages) == 1, output
+        assert CELL.id in messages[0]
+        assert "o room is left to write" in messages[0]
+        (small_disk / "fill").unlink()
+        for note in faulty.notes.glob("*-*"):
+            note.unlink()
     assert faulty.run_again()["status"] == "ok"
-    if left_pages == 8:
+    if left_pages == (8,):
         faulty.report("results disk full", "failed: path and cell are named", "ok")
     faulty.end()
 
