@@ -5,14 +5,12 @@ import time
 from pathlib import Path
 
 from ddlbench.runtime.rank_job import rank_job_main
-from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
 
 def work(here):
     mode = here.settings["mode"]
-    store = join_store(here.host, here.port, here.process.rank, here.world_size)
-    barrier(store, "met", here.world_size)
-    leave(store, here.process.rank, here.world_size)
+    if mode == "report":
+        _meet(here)
     if mode == "crash" and here.process.rank == 1:
         raise ValueError("rank 1 had enough")
     if mode == "vanish" and here.process.rank == 1:
@@ -24,6 +22,15 @@ def work(here):
             Path(os.environ["ODD_HANGING"], str(here.process.rank)).touch()
         time.sleep(600)
     return {"world_size": here.world_size, "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+def _meet(here):
+    # The other modes need no torch, which takes longer to import than all else here.
+    from ddlbench.runtime.rendezvous import barrier, join_store, leave
+
+    store = join_store(here.host, here.port, here.process.rank, here.world_size)
+    barrier(store, "met", here.world_size)
+    leave(store, here.process.rank, here.world_size)
 
 
 if __name__ == "__main__":
