@@ -222,7 +222,8 @@ def _lines(cell: Cell, verdict: Verdict) -> list[str]:
     text, colour = _MARKS[verdict.kind]
     name = shortened(cell.strategy, _NAME_WIDTH).ljust(_NAME_WIDTH)
     head = f"    {name}  {verdict.kind.ljust(_VERDICT_WIDTH)}  "
-    options = " ".join(f"{name}={value}" for name, value in cell.options)
+    pairs = [*cell.options, *([] if cell.optimizer == "sgd" else [("optimizer", cell.optimizer)])]
+    options = " ".join(f"{name}={value}" for name, value in pairs)
     says = "; ".join(filter(None, (options, verdict.reason)))
     first, *others = paragraph(says, head, " " * len(head)) or [head.rstrip()]
     return [click.style(text, fg=colour) + first[len(text) :], *others]

@@ -71,6 +71,7 @@ class Verdict:
             "network": self.cell.network,
             "dataset": self.cell.dataset,
             "strategy": self.cell.strategy,
+            "optimizer": self.cell.optimizer,
             "options": dict(self.cell.options),
             "geometry": self.cell.geometry,
             "batch_size": self.cell.batch_size,
