@@ -189,6 +189,16 @@ def test_iterations_of_megatron():
     assert (run.memory_gib, run.tflops_a_device) == (42, 239.8)
 
 
+def test_logs_say_whether_the_embedding_is_tied():
+    argument = "  untie_embeddings_and_output_weights ............. {}\n"
+    for word, expected in (("True", "no"), ("False", "yes")):
+        assert megatron.read(MEGATRON + argument.format(word), "log").tied_embedding == expected
+    assert megatron.read(MEGATRON, "log").tied_embedding == ""
+    assert torchtitan.read(TITAN, "log").tied_embedding == "no"
+    tied = TITAN.replace("dim=4096", "dim=4096, enable_weight_tying=True")
+    assert torchtitan.read(tied, "log").tied_embedding == "yes"
+
+
 def test_ranks_growing_batches_and_cut_lines_of_megatron():
     growing = [iteration(n, batch=32, ms=1000) for n in range(1, 7)]
     steps = [f"[rank{r}]:{iteration(n)}" for n in range(7, 10) for r in (0, 1)]

@@ -37,3 +37,10 @@ def test_a_stage_holds_its_layers_and_an_embedding():
     cut = stage_parameters(decoders(tensor=4, pipeline=4))[0]
     layers, words, places = 8 * (12 * 4096**2 + 13 * 4096), 51200 * 4096, 2048 * 4096
     assert cut == pytest.approx((layers + words) / 4 + places)
+
+
+def test_a_single_stage_holds_an_untied_embedding_twice():
+    rows = ({"pipeline": p, "tied_embedding": word} for p in (1, 4) for word in ("yes", "no"))
+    held = stage_parameters(decoders(*rows, tensor=1, vocabulary=50304))
+    assert held[1] - held[0] == pytest.approx(50304 * 4096)
+    assert held[3] == held[2]

@@ -19,7 +19,7 @@ from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer import runs
 from ddlbench.predict.transformer.configurations import load_shape
 from ddlbench.predict.transformer.runs import COLUMNS, Cut, cut_of, rows_of_cells
-from ddlbench.predict.transformer.step import steps
+from ddlbench.predict.transformer.step import EMBEDDING, steps
 from ddlbench.predict.transformer.training_runs import training_runs
 
 NETWORK = {"dataset": "cifar10", "network": "vit-tiny"}
@@ -105,7 +105,9 @@ def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path
     ]
     assert [row["step_s"] for row in rows] == [0.2, 0.5]
     decoders = training_runs(pd.DataFrame(rows)).decoders
-    assert (steps(decoders, Accelerators.load("megatron-a100")).seconds > 0).all()
+    actual = steps(decoders, Accelerators.load("megatron-a100"))
+    assert (actual.seconds > 0).all()
+    assert (actual.parts[EMBEDDING] == 0).all()  # our heads have weights of their own
 
 
 def test_single_precision_moves_twice_the_bytes(measured, tmp_path):

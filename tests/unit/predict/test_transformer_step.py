@@ -21,6 +21,7 @@ from ddlbench.predict.transformer.layer_time import all_reduce_s, layer_times
 from ddlbench.predict.transformer.step import (
     BUBBLE,
     DATA,
+    EMBEDDING,
     PARTS,
     SENDS,
     replayed_s,
@@ -92,6 +93,13 @@ def test_rings_on_one_card_share_it(platform):
 
 def test_ends_of_the_pipeline_sum_the_embedding():
     assert ends_rings(decoders({"pipeline": 1}, {"pipeline": 4}), NODE).members.tolist() == [1, 2]
+
+
+def test_only_a_tied_embedding_is_summed_by_both_ends(platform):
+    rows = ({"tied_embedding": word} for word in ("yes", "no"))
+    tied, untied = steps(decoders(*rows), platform).parts[EMBEDDING]
+    assert tied > 0 and untied == 0
+    assert steps(decoders(), platform).parts[EMBEDDING][0] == tied  # as GPTs usually are
 
 
 @given(
@@ -220,6 +228,7 @@ def test_the_embedding_counts_once_where_there_is_one_stage(platform):
         ({"pipeline": 64}, "pipeline is 64; write at most the number of layers"),
         ({"schedule": "1f2b"}, "did you mean '1f1b'?"),
         ({"zero": 4}, "zero is 4; write 0, 1, 2 or 3"),
+        ({"tied_embedding": "maybe"}, "tied_embedding 'maybe' is unknown"),
         ({"devices": 65}, "write their product or leave it out"),
     ],
 )

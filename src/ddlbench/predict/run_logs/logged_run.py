@@ -66,6 +66,8 @@ class LoggedRun(Form):
     key_value_heads: Count | None = None
     feed_forward: Count | None = None
     vocabulary: Count | None = None
+    tied_embedding: str = ""
+    """yes, or no if the logits have weights of their own."""
     sequence_length: Count | None = None
     tensor: Count | None = None
     pipeline: Count | None = None

@@ -53,6 +53,7 @@ _ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]+) \.{3,} (\S+)")
 _BEGIN = re.compile(r"\busing world size: \d+, .*data-parallel[- ]size:")
 _OF_DEEPSPEED = re.compile(r"\[config\.py:\d+:print")
 _GROUPED = "group_query_attention"
+_UNTIED = "untie_embeddings_and_output_weights"
 _SIZES = re.compile(r"([a-z-]+?)(?:-parallel)?[- ]size:\s*(\d+)")
 _MEMORY = re.compile(r"memory \(MB\).*?max allocated:\s*([\d.]+)")
 _PARAMETERS = re.compile(r"Total number of parameters in billions:\s*([\d.]+)")
@@ -139,6 +140,8 @@ def _arguments(lines: Sequence[str], source: str) -> dict[str, Any]:
             continue
         elif match[1] == _GROUPED:
             grouped = match[2] != "False"
+        elif match[1] == _UNTIED:
+            settle(arguments, "tied_embedding", "no" if match[2] == "True" else "yes", source)
         elif match[1] in _ARGUMENTS and (size := whole(match[2])) is not None:
             settle(arguments, _ARGUMENTS[match[1]], size, source)
     if not grouped and "attention_heads" in arguments:

@@ -64,6 +64,7 @@ _SHAPES = {
     "vocab_size": "vocabulary",
     "hidden_dim": "feed_forward",
 }
+_TIED = "enable_weight_tying=True"
 _SIZE = re.compile(r"Model .*?size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building \d+-D device mesh with \[(.*?)\], \[([\d, ]{1,60})\]")
 _PARALLELISM = re.compile(r"Building device mesh with parallelism: (\w+=\d+(?:, \w+=\d+)*)")
@@ -167,6 +168,7 @@ def _settings(lines: Sequence[str], source: str) -> dict[str, Any]:
             settings.setdefault("accelerator", match[1])
         if match := _MODEL.search(line):
             settings.setdefault("model", match[1])
+            settings.setdefault("tied_embedding", "yes" if _TIED in line else "no")
             for name, word in _SHAPE.findall(line):
                 if size := whole(word):
                     settle(settings, _SHAPES[name], size, source)

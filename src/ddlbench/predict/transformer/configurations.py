@@ -248,7 +248,7 @@ def hop_senders(table: Decoders, devices_per_node: int) -> tuple[Array, Array]:
 
 
 def ends_rings(table: Decoders, devices_per_node: int) -> Rings:
-    """Pairs of the first and last stage, which sum the gradient of the embedding that both hold."""
+    """Pairs of the first and last stage, which sum the gradient of a tied embedding."""
     crosses, senders = hop_senders(table, devices_per_node)
     return Rings(np.where(table["pipeline"] > 1, 2.0, 1.0), crosses, senders)
 

@@ -128,8 +128,8 @@ def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: s
 _PRECISION = "single"  # the arithmetic of fp32 cells
 COLUMNS = (
     "cell_id", "repeats", "devices", "hidden_size", "attention_heads", "layers", "sequence_length",
-    "vocabulary", "global_batch", "micro_batch", "tensor", "data", "pipeline", "schedule", "chunks",
-    "zero", "recomputation", "precision", "gradient_bytes", "step_s",
+    "vocabulary", "tied_embedding", "global_batch", "micro_batch", "tensor", "data", "pipeline",
+    "schedule", "chunks", "zero", "recomputation", "precision", "gradient_bytes", "step_s",
 )  # fmt: skip
 
 
@@ -171,6 +171,7 @@ def rows_of_cells(
                 "repeats": len(outcome.step_s),
                 "devices": cut.data * cut.pipeline,
                 **shape,
+                "tied_embedding": "no",  # the head has weights of its own (docs/networks.md)
                 "global_batch": cell.batch_size,
                 "micro_batch": cell.batch_size // (cut.data * cut.micro_batches),
                 "tensor": 1,

@@ -5,7 +5,7 @@
     step = passes of all micro-batches through the stages      compute, tensor parallelism, host,
                                                                sends, bubble
          + sum of the gradients over the replicas              data parallelism
-         + sum of the embedding's gradient, first + last stage embedding
+         + sum of a tied embedding's gradient, first + last stage     tied embedding
          + update                                              of weights and the optimizer's state
 
 A stage waits for one message in each pass (Megatron's 1F1B sends and receives before it goes on),
@@ -101,7 +101,8 @@ def steps(table: Decoders, platform: Accelerators) -> Steps:
     parts[DATA] = _data_s(table, platform, layer)
     rings = ends_rings(table, platform.devices_per_node)
     words = words_of(table) * table["hidden_size"]
-    parts[EMBEDDING] = all_reduce_s(rings, table["gradient_bytes"] * words, platform)
+    tied_s = all_reduce_s(rings, table["gradient_bytes"] * words, platform)
+    parts[EMBEDDING] = np.where(table["tied_embedding"] > 0, tied_s, 0.0)
     rate = platform.device.memory_bytes_per_s * platform.constant("update_efficiency")
     owners = np.where(table["zero_stage"] > 0, table["data"], 1.0)
     parts[UPDATE] = bytes_of(table, "update") * stage_parameters(table) / owners / rate
@@ -109,11 +110,17 @@ def steps(table: Decoders, platform: Accelerators) -> Steps:
 
 
 def stage_parameters(table: Decoders) -> Array:
-    """Parameters of the fullest device: its layers, and the embedding that both end stages hold."""
+    """Parameters of the fullest device: its layers and the embedding.
+
+    An end stage holds the words once: the first for the embedding, the last for the logits. A
+    single stage holds them twice if they are not tied.
+    """
     hidden, tensor = table["hidden_size"], table["tensor"]
-    embedding = embedding_parameters(hidden, words_of(table), table["sequence_length"])
+    words = words_of(table)
+    embedding = embedding_parameters(hidden, words, table["sequence_length"])
+    twice = (table["tied_embedding"] == 0) & (table["pipeline"] == 1)
     layers = stage_layers(table) * layer_parameters(hidden) / tensor
-    return np.asarray(layers + embedding)
+    return np.asarray(layers + embedding + twice * words * hidden)
 
 
 def _pipeline_s(table: Decoders, times: LayerTimes, hop_s: Array) -> tuple[Array, Array]:

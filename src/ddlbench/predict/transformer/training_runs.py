@@ -94,12 +94,14 @@ _GPT_NEEDED = (
     "pipeline", "micro_batch",
 )  # fmt: skip
 _GPT_NUMBERS = ("vocabulary", "chunks", "zero", "sequence_parallel", "gradient_bytes")
+_ANSWERS = ("yes", "no")
 _GPT_WORDS: Mapping[str, tuple[str, ...]] = {
+    "tied_embedding": _ANSWERS,
     "schedule": SCHEDULES,
     "recomputation": RECOMPUTATIONS,
     "precision": tuple(PRECISIONS),
 }
-"""Columns of a table of GPTs that may be left out; the first schedule and precision are usual."""
+"""Columns of a table of GPTs that may be left out; the first word is usual (:func:`_usual`)."""
 _VOCABULARY, _MEGATRON_VOCABULARY = 50257, 51200
 """GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
 _ONE_NODE = 8
@@ -313,6 +315,7 @@ def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
         "chunks": 1,
         "zero": 0,
         "sequence_parallel": 0,
+        "tied_embedding": _ANSWERS[0],
         "schedule": SCHEDULES[0],
         "gradient_bytes": np.where(many, 4, 2),
         "recomputation": np.where(many, "full", "none"),
@@ -415,7 +418,7 @@ def _decoders(table: pd.DataFrame, origin: Origin, where: str) -> Decoders:
     columns["key_value_heads"] = _counts(table[heads], where)
     columns["zero_stage"] = _zero_stages(table, where)
     tied = table["tied_embedding"] if "tied_embedding" in table else pd.Series("yes", table.index)
-    refuse(~tied.isin(("yes", "no")), tied, where, "tied_embedding is {!r}; write yes or no")
+    refuse(~tied.isin(_ANSWERS), tied, where, "tied_embedding is {!r}; write yes or no")
     columns["tied_embedding"] = (tied == "yes").to_numpy(dtype=float)
     columns["gated"] = np.full(len(table), float(origin.gated))
     again = pd.Series("none", table.index)
