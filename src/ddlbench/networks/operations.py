@@ -21,16 +21,17 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from math import prod
 from typing import Any, TextIO, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from ddlbench.common.document import csv_text
@@ -39,7 +40,7 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
 from ddlbench.networks.factory import BlockFails, skeleton, tried_skeleton
 from ddlbench.networks.inputs import input_dtype
-from ddlbench.networks.inspection import tensors_of
+from ddlbench.networks.inspection import copy_without_data, tensors_of
 from ddlbench.planning.layer_table import LAYER_COLUMNS, PROFILE_IT, REFUSED
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
@@ -131,22 +132,41 @@ _BY_HEADS = 4
 def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...]]:
     """Rows of a network on the device "meta", without its name and its dataset's.
 
-    The first row of a block has its tensors, buffers, output and saved bytes; a block that computes
-    nothing has a row of kind "none". Operations and items are of one sample.
+    The first row of a block has its tensors, buffers, output and saved bytes, and the latter two in
+    autocast. A block that computes nothing has a row of kind "none". Operations and items are of
+    one sample.
 
     Raises:
         ConfigError: a frozen weight is multiplied, or a layer is recurrent.
     """
-    activation = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
-    fixed = set(map(_storage, tensors_of(network)))
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             raise _untimed(f"layer {name} is recurrent, which a device computes in one kernel")
     rows: list[tuple[Any, ...]] = []
-    saved: dict[int, int] = {}
     operations = _Operations(network)
-    for name, block in network.named_children():
+    inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
+    traced = []
+    for sizes in _bytes_of_blocks(network, inputs, operations):
+        traced.append((operations.rows, [size // _SAMPLES for size in sizes]))
         operations.rows = []
+    halves = _half_bytes(network, spec) or [[size // 2 for size in whole] for _, whole in traced]
+    for (name, block), (of_block, whole), half in zip(
+        network.named_children(), traced, halves, strict=True
+    ):
+        rows += _rows_of_block(name, block, of_block, (*whole, *half))
+    return rows
+
+
+def _bytes_of_blocks(
+    network: nn.Sequential, activation: Tensor, tracing: AbstractContextManager[Any]
+) -> Iterator[tuple[int, int]]:
+    """Runs block after block; bytes of each one's output, and of what autograd keeps for it.
+
+    ``tracing`` is a context that can be entered again.
+    """
+    fixed = set(map(_storage, tensors_of(network)))
+    saved: dict[int, int] = {}
+    for place, block in enumerate(network.children()):
         # What a block gives and keeps, as a ReLU does, the next one keeps without further memory.
         known = fixed | ({_storage(activation)} & saved.keys())
         saved = {}
@@ -157,18 +177,74 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
             return tensor
 
         activation = activation.detach()
-        if activation.is_floating_point() and rows:
+        if activation.is_floating_point() and place:
             activation.requires_grad_()
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with torch.enable_grad(), _fused_attention(), operations, hooks:
+        with torch.enable_grad(), _fused_attention(), tracing, hooks:
             activation = block(activation)
-        sizes = (activation.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
-        rows += _rows_of_block(name, block, operations.rows, sizes)
-    return rows
+        yield activation.nbytes, sum(saved.values())
+
+
+_FULL_PRECISION = (
+    "layer_norm", "group_norm", "softmax.int", "log_softmax.int", "exp", "log",
+    "pow.Tensor_Scalar", "rsqrt", "reciprocal", "softplus",
+)  # fmt: skip
+"""Operations of networks that autocast computes in float32 on GPUs, but not on CPUs (PyTorch's
+page on automatic mixed precision, "CUDA Ops that can autocast to float32")."""
+
+
+@contextmanager
+def _autocast_of_gpus() -> Iterator[None]:
+    """Autocast of tensors that say they are on a CPU, as on a GPU.
+
+    No GPU is needed, and torch without CUDA cannot make up its tensors.
+    """
+    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def widened(operation: Any) -> Any:
+        def wide(value: Any) -> Any:
+            half = isinstance(value, Tensor) and value.dtype == torch.bfloat16
+            return value.float() if half else value
+
+        def kernel(*arguments: Any, **named: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(off):
+                return operation(*tree_map(wide, arguments), **named)
+
+        return kernel
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in _FULL_PRECISION:
+            packet, _, overload = name.partition(".")
+            operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, widened(operation), "AutocastCPU")
+        yield
+
+
+def _half_bytes(network: nn.Sequential, spec: DatasetSpec) -> list[list[int]] | None:
+    """Bytes of each block's output and of what autograd keeps for it, of one sample in autocast.
+
+    Norms read and keep float32, products keep a copy of what they read, and indices stay as long.
+    What does not grow with the batch is left out, as the copies of weights. None where a network
+    cannot run so.
+    """
+    several, autocast = (_SAMPLES, 2 * _SAMPLES), torch.autocast("cpu", torch.bfloat16)
+    try:
+        with FakeTensorMode(), _autocast_of_gpus():
+            fake, dtype = copy_without_data(network), input_dtype(spec)
+            few, many = (
+                [*_bytes_of_blocks(fake, torch.zeros(count, *spec.shape, dtype=dtype), autocast)]
+                for count in several
+            )
+    except Exception:  # it has values beside its weights, or computes with what tensors hold
+        return None
+    return [
+        [max(large - small, 0) // _SAMPLES for small, large in zip(*pair, strict=True)]
+        for pair in zip(few, many, strict=True)
+    ]
 
 
 def _rows_of_block(
-    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], sizes: tuple[int, int]
+    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], sizes: tuple[int, ...]
 ) -> Iterator[tuple[Any, ...]]:
     weights = list(block.parameters())
     tensors = " ".join(str(weight.numel() * 4) for weight in weights if weight.requires_grad)
@@ -177,7 +253,7 @@ def _rows_of_block(
     facts: tuple[Any, ...] = (tensors, buffers, *sizes)
     for row, times in (Counter(rows) or {("none", 0, 0, 0, 0): 1}).items():
         yield (name, *row, times, *facts)
-        facts = ("", 0, 0, 0)
+        facts = ("", *[0] * (len(facts) - 1))
 
 
 def _untimed(why: str) -> ConfigError:

@@ -4,6 +4,8 @@
 several equal ones (``times``). Operations and items are of one sample's forward pass, items of the
 tensors that pass (not of weights). Tensors (bytes of each weight), buffers, output and saved bytes
 are of the block, in its first row, as float32; saved bytes are what autograd keeps of one sample.
+Those of half precision are what autocast leaves of output and saved bytes on a GPU: more than half
+where norms read float32, or indices are kept.
 
 ======================= ==========================================================================
 kind                    operation
@@ -46,6 +48,7 @@ from ddlbench.planning.tried_networks import key_of
 LAYER_COLUMNS = (
     "network", "dataset", "block", "kind", "operations", "read_items", "written_items", "weights",
     "times", "tensor_bytes", "buffer_bytes", "output_bytes", "saved_bytes",
+    "half_output_bytes", "half_saved_bytes",
 )  # fmt: skip
 KINDS = ("first", "pointwise", "spatial", "depthwise", "linear", "attention", "norm", "elementwise")
 _FILE = Path(__file__).with_name("layer_table.csv")
@@ -88,6 +91,7 @@ class LayerBlock:
         buffer_bytes: of statistics and the like.
         output_bytes: of one sample.
         saved_bytes: that autograd keeps of one sample.
+        half_output_bytes, half_saved_bytes: the same two in autocast to 16 bits.
     """
 
     name: str
@@ -96,6 +100,8 @@ class LayerBlock:
     buffer_bytes: int
     output_bytes: int
     saved_bytes: int
+    half_output_bytes: int
+    half_saved_bytes: int
 
 
 def layers_of(network: str, dataset: str) -> tuple[LayerBlock, ...]:

@@ -379,7 +379,7 @@ def roofline_table(device: DeviceSheet, key: ProfileKey, batch_sizes: Sequence[i
     layers = Layers.of(counted)
     passes = [passes_s(layers, device, key.precision, size, shipped()) for size in batch_sizes]
     seconds: Array = np.transpose(passes)  # (blocks, both passes, sizes)
-    shrunk = ITEM_BYTES[key.precision] / FLOAT32_BYTES  # of activations; weights stay float32
+    is_half = ITEM_BYTES[key.precision] < FLOAT32_BYTES  # of activations; weights stay float32
     entering = float(DATASETS[key.dataset].input_bytes)
     blocks = []
     for block, of_block in zip(counted, seconds, strict=True):
@@ -387,8 +387,8 @@ def roofline_table(device: DeviceSheet, key: ProfileKey, batch_sizes: Sequence[i
             Timing.through([*zip(batch_sizes, pass_s.tolist(), strict=True)], block.name)
             for pass_s in of_block
         )
-        leaving = block.output_bytes * shrunk
-        saved = block.saved_bytes * shrunk
+        leaving = float(block.half_output_bytes if is_half else block.output_bytes)
+        saved = float(block.half_saved_bytes if is_half else block.saved_bytes)
         weights = sum(block.tensor_bytes)
         held = block.buffer_bytes + _copied_bytes(block, key.precision)
         blocks.append(Block(block.name, weights, held, entering, leaving, saved, forward, backward))

@@ -8,6 +8,7 @@ import os
 import sys
 from collections import OrderedDict
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.networks.factory import skeleton, training_flops
 from ddlbench.networks.flops import step_flops
-from ddlbench.networks.inputs import input_dtype
+from ddlbench.networks.inputs import input_dtype, made_up_inputs
 from ddlbench.networks.operations import layer_rows, main
 from ddlbench.planning import layer_table
 from ddlbench.planning.layer_table import REFUSED
+from ddlbench.profiling.blocks import blocks_of
+from ddlbench.profiling.layers import network_bytes
 
 GIGA = 1e9
 
@@ -86,6 +89,61 @@ def test_blocks_together_keep_what_the_network_does(network: str, dataset: str) 
     built = NETWORKS[network](spec)
     few, many = (autograd_bytes(built, spec, samples) for samples in (2, 4))
     assert sum(block.saved_bytes for block in blocks) == pytest.approx((many - few) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("network", "dataset"),
+    [("resnet18", "mnist"), ("vgg11", "cifar10"), ("vit-tiny", "cifar10"), ("gpt-tiny", "tokens")],
+)
+def test_blocks_keep_in_half_precision_what_a_profile_finds(network: str, dataset: str) -> None:
+    spec = DATASETS[dataset]
+    built = blocks_of(NETWORKS[network](spec), "bf16", torch.device("cpu"), resident=True)
+    measured = network_bytes(built, partial(made_up_inputs, spec)).blocks
+    blocks = layer_table.built_in_layers(network, dataset)
+    assert blocks is not None
+    assert [block.half_output_bytes for block in blocks] == [output for _, output, _ in measured]
+    saved = sum(saved for *_, saved in measured)
+    assert sum(block.half_saved_bytes for block in blocks) == pytest.approx(saved, rel=0.01)
+
+
+def test_a_layer_of_a_vit_keeps_five_quarters_of_half_as_much_in_half_precision() -> None:
+    """Bytes of an item of width h; norms read float32, and each product copies what it reads."""
+    items = 197 * 768
+    heads = (3 * 2 + 3 * 2 + 2) * items  # copies for query, key and value; these; the mixture
+    wide = (2 + 4 * 2 + 4 * 2) * items  # a copy for the first product, what GELU reads and gives
+    blocks = layer_table.built_in_layers("vit-base", "imagenet")
+    assert blocks is not None
+    layer = next(block for block in blocks if block.name == "layer_3")
+    expected = 2 * 4 * items + heads + wide
+    assert layer.half_saved_bytes == pytest.approx(expected, rel=0.01)
+    assert layer.half_saved_bytes == pytest.approx(1.25 * layer.saved_bytes / 2, rel=0.01)
+
+
+def test_a_norm_of_half_precision_keeps_what_it_reads_in_float32() -> None:
+    """As on GPUs; a processor's autocast would leave it as it is."""
+    with torch.device("meta"):
+        network = nn.Sequential(
+            OrderedDict(flat=nn.Flatten(), product=nn.Linear(784, 100), norm=nn.LayerNorm(100))
+        )
+    *_, norm = layer_rows(network, DATASETS["mnist"])
+    assert norm[-2] == 4 * 100
+    assert norm[-1] == pytest.approx(4 * 100, abs=2 * 4)  # and the mean and the deviation
+
+
+class _Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.zeros(28, device="meta")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.relu(images + self.shift)
+
+
+def test_half_of_the_bytes_count_where_a_network_has_values_beside_its_weights() -> None:
+    (row,) = {row[-4:] for row in layer_rows(nn.Sequential(_Constant()), DATASETS["mnist"])} - {
+        (0, 0, 0, 0)
+    }
+    assert [2 * half for half in row[2:]] == [*row[:2]]
 
 
 class _Attending(nn.Module):

@@ -11,7 +11,7 @@ from ddlbench.planning.layer_table import LAYER_COLUMNS, REFUSED, known_block_co
 from ddlbench.planning.strategy import strategy_of
 
 NETWORK = "torchvision:resnet50"
-ROW = (NETWORK, "imagenet", "fc", "linear", 2, 1, 1, 1, 1, "4", 0, 4, 4)
+ROW = (NETWORK, "imagenet", "fc", "linear", 2, 1, 1, 1, 1, "4", 0, 4, 4, 2, 2)
 
 
 @pytest.fixture

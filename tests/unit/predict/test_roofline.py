@@ -22,7 +22,7 @@ def constants():
 
 
 def layers(*operations):
-    return Layers.of([LayerBlock("block", tuple(operations), (), 0, 0, 0)])
+    return Layers.of([LayerBlock("block", tuple(operations), (), 0, 0, 0, 0, 0)])
 
 
 def test_a_convolution_takes_its_operations_or_its_bytes(constants):
