@@ -198,9 +198,9 @@ class Software(WithConstants, Sourced):
     """Of a parameter's share, while the optimizer updates it."""
     bucket_bytes: Positive = 25e6
     """Of gradients that one all-reduce sums."""
-    zero_sums: Literal["scattered", "whole"] = "scattered"
-    """Whether ZeRO 1 and 2 scatter sums of gradients, half the bytes of an all-reduce, or take as
-    long as whole sums."""
+    whole_sums: tuple[Literal[1, 2], ...] = ()
+    """Stages of ZeRO whose sums of gradients take as long as whole ones; others scatter them, half
+    the bytes of an all-reduce."""
     stage_cut: Literal["cost", "layers"] = "layers"
     """Stages have equal cost, the output layer counted, or equally many layers."""
     precision: Precision = "bf16"
@@ -210,6 +210,8 @@ class Software(WithConstants, Sourced):
     """It cuts the network into stages."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1)
     """Stages of ZeRO that it has; 3 is FSDP."""
+    cut_zero_stages: tuple[Literal[0, 1], ...] = (0, 1)
+    """Those of them that it also has where it cuts layers or the network."""
     flash_attention: bool = True
     """Attention keeps no scores and moves none through memory."""
     intervals: Mapping[str, HeldOut] = field(default_factory=dict)

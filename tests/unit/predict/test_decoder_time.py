@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from decoder_factory import decoder, hopper, nanotron
+from predict_factory import cell
 
-from ddlbench.predict.hardware import Software
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Software, System
 from ddlbench.predict.transformer.configurations import load_shape
+from ddlbench.predict.transformer.decoder_layouts import layouts
 from ddlbench.predict.transformer.decoder_time import PARTS, step_time
 
 SILENT = (
@@ -88,9 +91,11 @@ def passes_s(software, **layout):
     return step_time(table, hopper(table, software), software).parts
 
 
-@pytest.mark.parametrize(("name", "passes"), [("fsdp", 1), ("deepspeed", 2)])
-def test_zero_scatters_sums_and_gathers_weights(name, passes):
-    """Half an all-reduce each (Rajbhandari et al. 2020, section 7); DeepSpeed sums all-reduced."""
+@pytest.mark.parametrize(
+    ("name", "first", "second"), [("fsdp", 1, 1), ("deepspeed", 2, 2), ("ddlbench", 2, 1)]
+)
+def test_zero_scatters_sums_and_gathers_weights(name, first, second):
+    """Half an all-reduce each (Rajbhandari et al. 2020, section 7); some sum whole."""
     software = Software.load(name).with_constants(NOTHING)
 
     def gradients_s(stage, micro_batches):
@@ -98,9 +103,9 @@ def test_zero_scatters_sums_and_gathers_weights(name, passes):
         return passes_s(software, **given)["gradients"][0]
 
     half_s = gradients_s(0, 4) / 2  # of an all-reduce
-    assert gradients_s(1, 4) == pytest.approx((passes + 1) * half_s)
+    assert gradients_s(1, 4) == pytest.approx((first + 1) * half_s)
     # Shared gradients are summed after each micro-batch, weights are gathered once.
-    assert gradients_s(2, 4) == pytest.approx((4 * passes + 1) * half_s)
+    assert gradients_s(2, 4) == pytest.approx((4 * second + 1) * half_s)
 
 
 def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():
@@ -193,9 +198,6 @@ def test_recomputation_costs_a_forward_pass():
 
 
 def test_layouts_rank_those_that_fit_first():
-    from ddlbench.predict.hardware import DeviceSheet, Fabric, System
-    from ddlbench.predict.transformer.decoder_layouts import layouts
-
     system = System(DeviceSheet.load("h100-sxm"), Fabric.load("infiniband-400"), 8, 8)
     ranked = layouts(load_shape("megatron-7.5b"), system, Software.load("megatron"), 512)
     assert (ranked["tensor"] * ranked["data"] * ranked["pipeline"] == 64).all()
@@ -210,9 +212,6 @@ def test_layouts_rank_those_that_fit_first():
 
 @pytest.mark.parametrize("hidden_size", [768, 4096])
 def test_the_interval_of_a_small_model_holds_that_of_its_host(hidden_size):
-    from ddlbench.predict.hardware import DeviceSheet, System
-    from ddlbench.predict.transformer.decoder_layouts import layouts
-
     software = Software.load("fsdp")
     shape = replace(load_shape("gpt-7b"), hidden_size=hidden_size, feed_forward_size=None)
     first = layouts(shape, System(DeviceSheet.load("h100-sxm"), None, 1, 8), software, 64).iloc[0]
@@ -222,3 +221,20 @@ def test_the_interval_of_a_small_model_holds_that_of_its_host(hidden_size):
         assert first["low_s"] < 0.95 * ends[0] and first["high_s"] > 1.05 * ends[1]
     else:
         assert (first["low_s"], first["high_s"]) == pytest.approx(tuple(ends))
+
+
+def test_our_software_has_the_zero_stages_of_our_strategies():
+    """A pipeline of ours shares nothing among its replicas."""
+    shared = [
+        cell("ddp"), cell("ddp", options={"shard": "optimizer"}), cell("fsdp"),
+        cell("fsdp", options={"reshard_after_forward": False}),
+    ]  # fmt: skip
+    piped = cell("pipe-1f1b", options={"replicas": 2})
+    ours = Software.load("ddlbench")
+    assert {strategy_of(of.strategy).zero_stage(of) for of in shared} == set(ours.zero_stages)
+    assert {strategy_of(piped.strategy).zero_stage(piped)} == set(ours.cut_zero_stages)
+    system = System(DeviceSheet.load("h100-sxm"), None, 1, 8)
+    ranked = layouts(load_shape("gpt-small:tokens-gpt2"), system, ours, 64)
+    cut = ranked["pipeline"] > 1
+    assert set(ranked["zero_stage"][cut]) == {0}
+    assert set(ranked["zero_stage"][~cut]) == {0, 1, 2, 3}

@@ -3,9 +3,9 @@
 ::
 
     tensor x data x pipeline = devices;  micro-batch x micro-batches x data = global batch;
-    stages of ZeRO that the software has, 2 and 3 with neither tensor nor pipeline, 3 over all
-    replicas (FSDP) or those of a node (HSDP); experts over one replica or as many as can be;
-    without and with full recomputation
+    stages of ZeRO that the software has with such a cut, 2 and 3 with neither tensor nor pipeline,
+    3 over all replicas (FSDP) or those of a node (HSDP); experts over one replica or as many as can
+    be; without and with full recomputation
 
 Two layouts whose steps differ by less than the twins of published runs do are equally good
 (docs/oracle.md).
@@ -177,7 +177,8 @@ def _sharings(software: Software, cut: Mapping[str, int], per_node: int) -> list
     if replicas == 1:
         return [{"zero_stage": 0, "shards": 0}]
     whole = cut["tensor"] == cut["pipeline"] == 1
-    stages: list[int] = [stage for stage in software.zero_stages if whole or stage < 2]
+    cut_stages = software.cut_zero_stages
+    stages: list[int] = [stage for stage in software.zero_stages if whole or stage in cut_stages]
     sharings = [{"zero_stage": stage, "shards": 0} for stage in stages]
     if 3 in stages and replicas > per_node > 1:
         sharings.append({"zero_stage": 3, "shards": per_node})

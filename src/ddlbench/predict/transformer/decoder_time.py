@@ -23,9 +23,9 @@ A stage of a pipeline, and the step::
 
 Gradients are summed bucket by bucket; each bucket has the latency of every node. ZeRO 1 and 2
 scatter the sums, half an all-reduce (ZeRO 2 after each micro-batch), and gather weights, the other
-half. FSDP (ZeRO 3) gathers a layer's weights before each pass and scatters its gradients,
-prefetched: messages are one more part of the power mean, and nothing is added but the update. In
-groups of z replicas (HSDP) the groups then sum their shares.
+half; some software sums whole. FSDP (ZeRO 3) gathers a layer's weights before each pass and
+scatters its gradients, prefetched: messages are one more part of the power mean, and nothing is
+added but the update. In groups of z replicas (HSDP) the groups then sum their shares.
 
 Context parallelism passes keys and values round c devices, 4 g n h / t bytes each time, another
 part of the power mean. Experts get their tokens by two exchanges of all with all in a pass, k n h
@@ -339,7 +339,7 @@ class _Step:
         message = self._software.gradient_message_bytes
         gathered = self._item * moved + bucket_s / 2 * nodes
         between = (zero >= 1) & ~self._sharded
-        scattered = between & (self._software.zero_sums == "scattered")
+        scattered = between & ~np.isin(zero, self._software.whole_sums)
         passes = np.where(scattered, 1, 2)  # round the ring
         # ZeRO 2 keeps no whole gradients to which a later micro-batch could add.
         sums = np.where(zero == 2, table["micro_batches"], 1)
