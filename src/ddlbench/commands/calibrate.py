@@ -293,7 +293,8 @@ def _collectives(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _
     if len(runs) > 1:
         raise ConfigError("several tables of collectives; give one")
     points = collective_points.read_points(read_table(runs[0], ()), where, fabric, device)
-    fitted, fit = collective_points.calibrated(points, given, where)
+    name = Path(question.fabric).stem if question.fabric else ""
+    fitted, fit = collective_points.calibrated(points, given, where, name)
     intervals = {name: each.to_dict() for name, each in fitted.intervals.items()}
     return _Calibrated(fitted, [fit], {"intervals": intervals})
 

@@ -225,7 +225,9 @@ def compare_command(
         raise ConfigError(f"{sweep} is of one GPU, which has no link; give a test of two or more")
     if not answers:
         raise ConfigError(f"{sweep}: {_nothing_to_judge(read, nodes, devices_per_node)}")
-    for remark in (*read.remarks, *_of_other_device(read.names, device)):
+    most_nodes = max(system.nodes for _, system, _ in answers)
+    of_library = library.remarks(device, Path(fabric or "").stem, most_nodes)
+    for remark in (*read.remarks, *_of_other_device(read.names, device), *of_library):
         click.echo(f"{sweep}: {remark}", err=True)
     if as_json:
         click.echo(

@@ -55,7 +55,7 @@ _CALLS = {FITS: "fit", TOO_LARGE: "do not", CANNOT_TELL: "cannot be told"}
 class LayoutQuestion:
     """What is trained: a shape by its name, so many sequences a step, with software on hardware.
 
-    ``context`` devices share each sequence.
+    ``context`` devices share each sequence; ``collectives`` is the library that is named, or empty.
     """
 
     name: str
@@ -65,6 +65,7 @@ class LayoutQuestion:
     software_name: str
     software: Software
     cluster: PlannedCluster
+    collectives: str
 
     def layouts(self, geometry: str) -> pd.DataFrame:
         """All layouts of a geometry.
@@ -103,7 +104,16 @@ def layout_answers(
         trains = replace(trains, precision=values["precision"])
     context = values["context_parallel"] or 1
     cluster = planned_cluster(values, hardware)
-    question = LayoutQuestion(name, shape, values["batch_size"], context, named, trains, cluster)
+    question = LayoutQuestion(
+        name,
+        shape,
+        values["batch_size"],
+        context,
+        named,
+        trains,
+        cluster,
+        values["collectives"] or "",
+    )
     answers = {geometry: question.layouts(geometry) for geometry in geometries(values)}
     entries = [
         {
@@ -247,6 +257,12 @@ def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> lis
         facts.append(f"They were fitted in {_SHAPES_PRECISION}, not in {software.precision}.")
     if stand_in := cluster.device.stand_in(software.precision):
         facts.append(stand_in)
+    facts += library.remarks(cluster.device, cluster.fabric_name, cluster.nodes)
+    if question.collectives and not (cluster.fabric and library.tells_latency):
+        facts.append(
+            f"--collectives {question.collectives} has no effect: layouts take from it the latency "
+            "between nodes, which sweeps of several nodes of one cluster tell."
+        )
     if beyond:
         facts.append(
             f"No fitted run had half as many devices ({LARGEST_FITTED} at most) as "

@@ -35,7 +35,7 @@ from ddlbench.predict.collective_times import (
     size_class,
 )
 from ddlbench.predict.constants import Array, Fit, HeldOut, equal_weights, fit, weak_pull
-from ddlbench.predict.hardware import DeviceSheet, Fabric, chip_of
+from ddlbench.predict.hardware import DeviceSheet, Fabric, chip_of, device_of
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     check_columns,
@@ -65,9 +65,9 @@ class Points:
     """Measured collectives of several sweeps.
 
     Args:
-        rows: the table, checked; ``operation`` is the collective, ``sweep`` names accelerator and
-            nodes, ``chip`` is the accelerator's, whatever the table calls it, and ``cluster`` names
-            chip, network cards and source.
+        rows: the table, checked, each point once; ``operation`` is the collective, ``sweep`` names
+            accelerator and nodes, ``device`` and ``chip`` are the accelerator's, whatever the table
+            calls it, and ``cluster`` names chip, network cards and source.
         groups: of each.
     """
 
@@ -166,8 +166,9 @@ def read_points(
         where,
         f"{{!r}} nodes need a network; fill {_CARDS}, or give --fabric",
     )
-    chips = {name: chip_of(device.description if device else str(name)) for name in named}
-    table["chip"] = table["accelerator"].map(chips)
+    devices_of = {name: device.description if device else device_of(str(name)) for name in named}
+    table["device"] = table["accelerator"].map(devices_of)
+    table["chip"] = table["device"].map(chip_of)
     table["sweep"] = [
         f"{name}, {nodes:g} node{'s' if nodes > 1 else ''}"
         for name, nodes in zip(table["accelerator"], table["nodes"], strict=True)
@@ -187,7 +188,13 @@ def read_points(
         cards_bytes_per_s=cards.to_numpy(dtype=float),
         node_s=np.full(len(table), fabric.latency_s if fabric else np.nan),
     )
-    return Points(table, groups)
+    return _once(Points(table, groups), "cluster")
+
+
+def _once(points: Points, *further: str) -> Points:
+    """Each point once; ``further`` columns tell points apart, too."""
+    keys = ["operation", "chip", "nodes", "ranks", "payload_bytes", "time_s", *further]
+    return points.take(~points.rows.duplicated(keys).to_numpy())
 
 
 def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:
@@ -340,14 +347,20 @@ def _own_intervals(
     return {name: ends for name, ends in intervals.items() if sizes[name] >= _OWN_RATIOS}
 
 
-def calibrated(points: Points, library: Library, where: str) -> tuple[Library, Fit]:
+def calibrated(
+    points: Points, library: Library, where: str, fabric: str = ""
+) -> tuple[Library, Fit]:
     """The library fitted to points, with intervals of sweeps that were held out.
 
-    Points of one cluster correct it. Then intervals of fewer than three sweeps are the library's,
-    as are those of several clusters of one device and one number of nodes.
+    Points of one cluster correct it, and it names their device, and the ``fabric`` between their
+    nodes. Then intervals of fewer than three sweeps are the library's, as are those of several
+    clusters of one device and one number of nodes.
     """
-    sweeps = points.sweeps
+    sweeps, most_nodes = points.sweeps, int(points.groups.nodes.max())
+    device = ""
     if len(np.unique(points.clusters)) == 1:
+        names = points.rows["device"].unique()
+        device = str(names[0] if len(names) == 1 else points.rows["chip"].iloc[0])
         fitted, constants = corrected(points, library)
         ends = _own_intervals(points, _with_shipped(points), library)
     else:
@@ -365,7 +378,9 @@ def calibrated(points: Points, library: Library, where: str) -> tuple[Library, F
         fitted,
         intervals={**library.intervals, **intervals},
         fitted_on=f"{len(points)} points of {where}",
-        most_nodes=int(points.groups.nodes.max()),
+        most_nodes=most_nodes,
+        device=device,
+        fabric=fabric if device and most_nodes > 1 else "",
     )
     return changed, constants
 
@@ -403,9 +418,7 @@ def _with_shipped(given: Points) -> Points:
     """The shipped points and those of a table, each once."""
     known = read_points(pd.read_csv(PUBLISHED))
     rows = pd.concat([known.rows, given.rows], ignore_index=True)
-    keys = ["operation", "chip", "nodes", "ranks", "payload_bytes", "time_s"]
-    groups = Groups.joined([known.groups, given.groups])
-    return Points(rows, groups).take(~rows.duplicated(keys).to_numpy())
+    return _once(Points(rows, Groups.joined([known.groups, given.groups])))
 
 
 def _nested(

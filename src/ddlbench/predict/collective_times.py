@@ -19,7 +19,7 @@ have fewer rings. Measured points: :mod:`ddlbench.predict.collective_points`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -28,7 +28,7 @@ import numpy as np
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count
 from ddlbench.predict.constants import Array, HeldOut, Rows, WithConstants
-from ddlbench.predict.hardware import DeviceSheet, Fabric, Sourced, System
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Sourced, System, chip_of
 
 COLLECTIVES = "nccl"
 """The library that is expected if none is named."""
@@ -65,6 +65,10 @@ class Library(WithConstants, Sourced):
     """Of these points."""
     of_one_cluster: bool = False
     """They are of one cluster."""
+    device: str = ""
+    """Of that cluster."""
+    fabric: str = ""
+    """Of that cluster, by its name, if points of several nodes were given with it."""
 
     def check(self, where: str) -> None:
         """Raise ConfigError if a constant or an interval is missing, or cannot be."""
@@ -88,6 +92,16 @@ class Library(WithConstants, Sourced):
     def tells_latency(self) -> bool:
         """``node_s`` is the latency of the cluster's fabric, whatever is known by its name."""
         return self.of_one_cluster and self.most_nodes > 1
+
+    def remarks(self, device: DeviceSheet, fabric: str, nodes: int) -> Iterator[str]:
+        """Sentences on what this library does not tell of so many nodes of devices."""
+        own = "The library of collectives is of"
+        if self.device not in ("", device.description, chip_of(device.description)):
+            yield f"{own} {self.device}, not of {device.description}."
+        if nodes > 1 and self.fabric not in ("", fabric):
+            yield f"{own} fabric {self.fabric}, not of {fabric}."
+        if nodes > 1 and self.of_one_cluster and self.most_nodes == 1:
+            yield f"{own} sweeps of one node, which tell nothing of links between nodes."
 
     def with_latency(self, fabric: Fabric) -> Fabric:
         """The fabric with the latency that this library tells, if it does."""

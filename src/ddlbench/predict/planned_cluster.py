@@ -284,6 +284,7 @@ class PlannedCluster:
             times,
             f"Links: {links}; measured sums of gradients took {held_out.low:.2f} to "
             f"{held_out.high:.2f} of what {tell}. Loading of data is taken to be hidden.",
+            *self.library.remarks(self.device, self.fabric_name, self.nodes),
         ]
 
 

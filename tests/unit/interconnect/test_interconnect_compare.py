@@ -108,6 +108,55 @@ def test_own_sweeps_decide_in_a_recommendation(tmp_path):
         run(recommend, "--network", "vgg16", "--collectives", ours)
 
 
+def library_of(tmp_path, nodes):
+    """A library that is calibrated by a sweep of H100s, over efa-3200 where nodes are several."""
+    sweep, table, ours = (tmp_path / name for name in ("sweep.txt", "points.csv", "own.yaml"))
+    sweep.write_text(nccl_text(nodes=nodes))
+    run(oracle, "read", sweep, "--output", table)
+    run(calibrate, table, "--fabric", "efa-3200", "--output", ours)
+    return ours
+
+
+def remarks_of(ours, *, hardware, fabric, nodes):
+    """What a comparison and a recommendation say of a library."""
+    sweep = ours.with_name("judged.txt")
+    sweep.write_text(nccl_text(nodes=nodes))
+    options = ["--fabric", fabric, "--collectives", str(ours)]
+    compared = CliRunner().invoke(
+        links_command, ["compare", str(sweep), "--hardware", hardware, *options]
+    )
+    place = ["--hardware", hardware, "--geometry", f"{nodes}x8", *options]
+    question = ["--network", "vgg16", "--dataset", "imagenet", "--batch-size", "64", *place]
+    layouts = ["--network", "llama-8b", "--batch-size", "64", *place]
+    texts = (compared.stderr, run(recommend, *question), run(recommend, *layouts))
+    return [" ".join(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fabric", "said"),
+    [
+        ("h100-sxm", "efa-3200", ""),
+        ("h100-sxm", "infiniband-400", "is of fabric efa-3200, not of infiniband-400."),
+        ("a100-sxm-80gb", "efa-3200", "is of NVIDIA H100 SXM5, 80 GB, not of NVIDIA A100"),
+    ],
+)
+def test_a_library_of_another_cluster_says_so(tmp_path, hardware, fabric, said):
+    ours = library_of(tmp_path, nodes=2)
+    for text in remarks_of(ours, hardware=hardware, fabric=fabric, nodes=2):
+        assert ("The library of collectives is of" in text) == bool(said)
+        assert said in text
+
+
+def test_a_library_of_one_node_tells_nothing_of_several(tmp_path):
+    ours = library_of(tmp_path, nodes=1)
+    assert not Library.load(str(ours)).fabric
+    for nodes in (1, 2):
+        *others, layouts = remarks_of(ours, hardware="h100-sxm", fabric="efa-3200", nodes=nodes)
+        for text in others:
+            assert ("is of sweeps of one node" in text) == (nodes > 1)
+        assert f"--collectives {ours} has no effect" in layouts.replace("- ", "-")
+
+
 def test_json_has_each_size(tmp_path):
     file = tmp_path / "out.txt"
     file.write_text(nccl_text())

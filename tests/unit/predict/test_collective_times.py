@@ -199,6 +199,25 @@ def test_a_sweep_of_one_node_leaves_the_latency_of_the_fabric(published, library
     assert fitted.intervals == library.intervals  # one sweep does not tell how much sweeps differ
 
 
+def test_points_count_once(published, library):
+    few = published[published["accelerator"] == "H200"]
+    points, twice = (read_points(table) for table in (few, pd.concat([few, few])))
+    assert len(twice) == len(points) == len(few)
+    assert calibrated(twice, library, "own.csv")[0] == calibrated(points, library, "own.csv")[0]
+    assert len(read_points(published)) == len(published)
+
+
+def test_a_library_names_the_cluster_of_its_points(published, library):
+    points = read_points(published)
+    of_one = points.take(points.clusters == points.clusters[-1])
+    fitted, _ = calibrated(of_one, library, "own.csv", "infiniband-400")
+    names = set(of_one.rows["device"])
+    assert fitted.device in names | set(of_one.rows["chip"])
+    assert fitted.fabric == ("infiniband-400" if of_one.groups.nodes.max() > 1 else "")
+    again, _ = calibrated(points, fitted, "all.csv", "infiniband-400")
+    assert (again.device, again.fabric) == ("", "")
+
+
 def test_two_own_points_tell_latency_and_rate(library, published):
     table = published[published["accelerator"] == "H200"]
     points = read_points(table)
