@@ -8,7 +8,9 @@ Matrix products and convolutions count, a multiplication and an addition each, o
 
 Convolutions count as the direct algorithm, causal attention as if no position were masked.
 Normalisations, activations, loss and optimiser do not count, and neither does recomputation: this
-is the numerator of model FLOPs utilisation (Chowdhery et al., "PaLM", 2022, appendix B).
+is the numerator of model FLOPs utilisation (Chowdhery et al., "PaLM", 2022, appendix B). Equation 3
+of Megatron-LM (SC 2021) and torchtitan count attention whole, too; later versions of Megatron-LM
+count the half that is not masked.
 """
 
 from __future__ import annotations

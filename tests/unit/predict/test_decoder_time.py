@@ -7,6 +7,7 @@ import pytest
 from decoder_factory import decoder, hopper, nanotron
 from predict_factory import cell
 
+from ddlbench.planning.layer_table import training_operations
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software, System
 from ddlbench.predict.transformer.configurations import load_shape
@@ -238,3 +239,12 @@ def test_our_software_has_the_zero_stages_of_our_strategies():
     cut = ranked["pipeline"] > 1
     assert set(ranked["zero_stage"][cut]) == {0}
     assert set(ranked["zero_stage"][~cut]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("network", ["gpt-tiny:tokens", "gpt-small:tokens-gpt2"])
+def test_utilisation_counts_the_operations_of_a_measured_cell(network):
+    software, device = Software.load("ddlbench"), DeviceSheet.load("h100-sxm")
+    ranked = layouts(load_shape(network), System(device, None, 1, 8), software, 16)
+    rate = ranked["peak_share"] * 8 * device.peak(software.precision)
+    actual = rate * ranked["step_s"] / 16
+    assert actual.to_numpy() == pytest.approx(training_operations(*network.split(":")), rel=0.01)

@@ -56,8 +56,9 @@ def layouts(
     Returns:
         One layout a row: :data:`LAYOUT`; ``step_s`` with its 90 % interval ``low_s``, ``high_s``
         (NaN where no run of the kind was held out); ``memory_bytes`` and ``least_memory_bytes`` of
-        the fullest device; ``fits`` (:mod:`.decoder_memory`); ``tokens_per_s``; ``peak_share``;
-        ``equal_to_best``; ``beyond``: at least twice as many devices as any fitted run had.
+        the fullest device; ``fits`` (:mod:`.decoder_memory`); ``tokens_per_s``; ``peak_share``, the
+        model FLOPs utilisation of the data sheet's peak; ``equal_to_best``; ``beyond``: at least
+        twice as many devices as any fitted run had.
 
     Raises:
         ConfigError: no layout divides the batch.
@@ -75,7 +76,8 @@ def layouts(
     seconds = step_time(table, where, software).seconds
     low_s, high_s = _interval(table, where, software, seconds)
     tokens = global_batch * shape.sequence_length
-    attention = shape.layers * shape.attention_width * shape.sequence_length  # of the unmasked half
+    # As PaLM counts (appendix B), and a measured cell's mfu: scores and mixing, no position masked.
+    attention = 2 * shape.layers * shape.attention_width * shape.sequence_length
     operations = 6 * (_products(shape, table) + attention)
     peak = system.devices * where.peak_flops_per_s
     rows = rows.assign(
