@@ -88,7 +88,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
     if not close and len(longer) <= _MOST_NEAR:
         close = longer
     if not close:
-        close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
+        near = _NEAR_SHORT if len(small) <= _SHORT_WORD else _NEAR
+        close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1, cutoff=near)
         alike = [name for name in known if _without_digits(name) == _without_digits(small)]
         if set(close) & set(alike):  # one is no nearer than another: lat10 and lat100 to lat20
             close = alike if len(alike) <= _MOST_NEAR else []
@@ -318,6 +319,10 @@ _OTHER_WORDS = {
 _LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # to a page of the documents
 _LONGEST_WORD = 60
 _MOST_NEAR = 3
+_SHORT_WORD = 4
+_NEAR_SHORT, _NEAR = 0.6, 0.75
+"""Of :func:`difflib.SequenceMatcher.ratio`. At 0.7 another word is meant, as densenet121 and
+resnet152 show; two letters that change places leave 0.67 of three."""
 _LONGEST_LIST = 180  # characters
 _LONGEST_RULE = 120
 _LARGEST_WRITTEN = 1e15

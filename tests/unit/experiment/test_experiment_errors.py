@@ -12,6 +12,7 @@ import yaml
 from ddlbench.common.errors import ConfigError, placed, unplaced
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 
@@ -241,6 +242,19 @@ def test_an_option_may_have_alternatives() -> None:
     with pytest.raises(ConfigError, match=r"^here: a: 'x' ") as caught:
         check({"a": "x"}, schema, "here")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["densenet121", "senet154", "googlenet", "nasnet", "bert-base"])
+def test_another_network_is_not_offered(word: str) -> None:
+    assert nearest(word, NETWORKS).startswith("known: alexnet, ")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("mpl", "mlp"), ("rensnet18", "resnet18"), ("vit_base", "vit-base"), ("alxnet", "alexnet")],
+)
+def test_a_network_with_a_slip_is_offered(word: str, meant: str) -> None:
+    assert nearest(word, NETWORKS) == f"did you mean {meant!r}?"
 
 
 def test_another_case_of_a_name_is_the_nearest() -> None:
