@@ -274,12 +274,6 @@ class Cell(Form):
         """The cell's value of a strategy option, else ``default``."""
         return dict(self.options).get(name, default)
 
-    def to_dict(self, *, without_defaults: bool = False) -> dict[str, Any]:
-        """All fields, options as a mapping, as in result.json."""
-        assert not without_defaults  # of no reader
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "options": dict(self.options)}
-
     def with_(self, **changes: Any) -> Cell:
         return replace(self, **changes)
 

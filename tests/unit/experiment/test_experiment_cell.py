@@ -208,3 +208,11 @@ def test_a_field_that_has_its_default_is_no_part_of_the_path() -> None:
     assert "checkpoint" not in CELL.id
     assert saved.id == "cifar10/resnet18/gpipe/1x1/batch_size=64+checkpoint_every_steps=50/rep0"
     assert values_of(Cell.from_dict(saved.to_dict())) == values_of(saved)
+
+
+def test_what_a_cell_needs_to_say_is_read_back() -> None:
+    cell = CELL.with_(options=(("chunks", 4),))
+    needed = cell.to_dict(without_defaults=True)
+    assert set(needed) == {"dataset", "network", "strategy", "batch_size", "options"}
+    assert needed["options"] == {"chunks": 4}
+    assert Cell.from_dict(needed) == cell
