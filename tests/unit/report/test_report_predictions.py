@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pandas as pd
 import pytest
 from figure_checks import assert_no_overlap, assert_readable, of
@@ -11,12 +12,13 @@ from report_factory import write_all
 from ddlbench.common.errors import ConfigError
 from ddlbench.report import published
 from ddlbench.report.drawing import make_prediction_figures
+from ddlbench.report.figures import accuracy
 from ddlbench.report.figures.conditions import table_6_1
 from ddlbench.report.figures.pipelines import shares
 from ddlbench.report.footer import Context
 from ddlbench.report.predicted import own_predictors, read_predicted, with_conditions
 from ddlbench.report.registry import prediction_figure, prediction_figures_for
-from ddlbench.report.style import style
+from ddlbench.report.style import new_figure, style
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +148,19 @@ def test_a_recorded_step_stands_beside_the_predicted_parts(drawn):
     words = " ".join(text.get_text() for text in of(figure, "footer"))
     assert "one after the other" in words  # what torchgpipe does on CPUs
     assert "recorded" not in set(drawn["one", "parts_horovod"][1]["predictor"])
+
+
+def test_no_interval_hides_a_cell():
+    """Of a mean they lie in the lower half of its bar, cells in the upper one."""
+    axes = new_figure(40, 20).add_subplot()
+    errors = np.linspace(0.1, 0.3, 8)
+    accuracy._draw_row(axes, 0, errors, "#56B4E9", accuracy._MODEL)
+    (cells,), (whisker,) = (of(axes, name) for name in ("cells", "whisker"))
+    assert max(cells.get_ydata()) < min(whisker.get_ydata())
+    low, high = whisker.get_xdata()
+    assert low < errors.mean() < high
+    accuracy._draw_row(axes, 1, errors[:5], "#56B4E9", accuracy._MODEL)
+    assert len(of(axes, "whisker")) == 1  # five values give no interval of 95 %
 
 
 def test_accuracy_hatches_baselines_and_cuts_what_is_far_off(drawn):

@@ -129,7 +129,7 @@ def _draw_row(axes: Axes, place: int, errors: np.ndarray, colour: str, look: Dat
     style = bar_style(colour, look)
     axes.barh(place, min(mean, _CUT), height=0.66, zorder=2, gid="bar", **style)
     inside = errors[errors <= 1.12 * _CUT]
-    spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(inside))
+    spread = np.random.default_rng(place).uniform(*_CELLS_AT, len(inside))
     axes.plot(inside, place + spread, **_POINT, zorder=3, gid="cells")
     beyond = len(errors) - len(inside)
     if beyond and mean <= _CUT:
@@ -137,18 +137,28 @@ def _draw_row(axes: Axes, place: int, errors: np.ndarray, colour: str, look: Dat
     interval = mean_interval(errors)
     if interval is not None:
         ends = [min(end, 1.12 * _CUT) for end in interval]
-        axes.plot(ends, [place, place], color="#333333", linewidth=0.9, marker="|", markersize=3.5)
+        at = place + _WHISKER_AT
+        axes.plot(ends, [at, at], **_WHISKER, zorder=4, gid="whisker")
     if mean > _CUT:
         _write(axes, place, 0.05, f"{mean:.0%} →")
 
 
+# Cells lie in the upper half of a bar, the interval in the lower one: it would hide some of them.
+_CELLS_AT, _WHISKER_AT = (-0.26, 0.0), 0.19
+_WHISKER: dict[str, Any] = {
+    "color": "#222222",
+    "linewidth": 0.9,
+    "marker": "|",
+    "markersize": 2.8,
+    "markeredgewidth": 0.9,
+}
 _POINT: dict[str, Any] = {
     "linestyle": "none",
     "marker": "o",
-    "markersize": 1.8,
+    "markersize": 2.2,
     "markerfacecolor": "#222222",
-    "markeredgewidth": 0.0,
-    "alpha": 0.7,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.3,
 }
 
 
