@@ -95,13 +95,13 @@ class Library(WithConstants, Sourced):
 
     def remarks(self, device: DeviceSheet, fabric: str, nodes: int) -> Iterator[str]:
         """Sentences on what this library does not tell of so many nodes of devices."""
-        own = "The library of collectives is of"
+        begin = "The library of collectives is of"
         if self.device not in ("", device.description, chip_of(device.description)):
-            yield f"{own} {self.device}, not of {device.description}."
+            yield f"{begin} {self.device}, not of {device.description}."
         if nodes > 1 and self.fabric not in ("", fabric):
-            yield f"{own} fabric {self.fabric}, not of {fabric}."
+            yield f"{begin} fabric {self.fabric}, not of {fabric}."
         if nodes > 1 and self.of_one_cluster and self.most_nodes == 1:
-            yield f"{own} sweeps of one node, which tell nothing of links between nodes."
+            yield f"{begin} sweeps of one node, which tell nothing of links between nodes."
 
     def with_latency(self, fabric: Fabric) -> Fabric:
         """The fabric with the latency that this library tells, if it does."""

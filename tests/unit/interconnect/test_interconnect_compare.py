@@ -133,18 +133,18 @@ def remarks_of(ours, *, hardware, fabric, nodes):
 
 
 @pytest.mark.parametrize(
-    ("hardware", "fabric", "said"),
+    ("hardware", "fabric", "remark"),
     [
         ("h100-sxm", "efa-3200", ""),
         ("h100-sxm", "infiniband-400", "is of fabric efa-3200, not of infiniband-400."),
         ("a100-sxm-80gb", "efa-3200", "is of NVIDIA H100 SXM5, 80 GB, not of NVIDIA A100"),
     ],
 )
-def test_a_library_of_another_cluster_says_so(tmp_path, hardware, fabric, said):
+def test_a_library_of_another_cluster_says_so(tmp_path, hardware, fabric, remark):
     ours = library_of(tmp_path, nodes=2)
     for text in remarks_of(ours, hardware=hardware, fabric=fabric, nodes=2):
-        assert ("The library of collectives is of" in text) == bool(said)
-        assert said in text
+        assert ("The library of collectives is of" in text) == bool(remark)
+        assert remark in text
 
 
 def test_a_library_of_one_node_tells_nothing_of_several(tmp_path):
