@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -192,6 +193,15 @@ def test_calibration_writes_a_platform_that_is_read_again(tmp_path):
     )
     score = json_of("score", runs, "--platform", path)
     assert score["mean_absolute_error"] == pytest.approx(actual["mean_absolute_error"])
+
+
+@pytest.mark.slow
+def test_runs_of_which_no_kind_can_be_held_out_give_an_interval_all_the_same(tmp_path):
+    """Two sizes of a model, of which each leaves too few runs for the constants."""
+    path = tmp_path / "mine.yaml"
+    runs = Path(__file__).parents[3] / "docs/validation/transformers/emulated/runs.csv"
+    run("calibrate", runs, "--platform", "one-core", "--output", path)
+    assert Accelerators.load(str(path)).interval.source.endswith("the same that were fitted")
 
 
 def test_an_independent_table_is_predicted():

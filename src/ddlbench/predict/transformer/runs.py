@@ -108,13 +108,16 @@ def held_out_s(
 def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: str) -> Accelerators:
     """The platform with fitted constants, and the interval of its predictions.
 
-    The interval comes from ``runs``, each model size (or else number of devices) held out in turn.
+    The interval comes from ``runs``, each model size (or else number of devices) held out in turn,
+    if the others are enough for a fit.
     """
+    free = sum(not constant.fixed for constant in platform.constants.values())
     runs, how = runs.take(runs.timed), "the same that were fitted"
     predicted = predicted_s(runs, platform.fitted_to(fitted))
     for hold_out in ("model", "gpus"):
         by = HOLD_OUTS[hold_out]
-        if len(np.unique(runs.decoders[by])) > 1:
+        _, counts = np.unique(runs.decoders[by], return_counts=True)
+        if len(counts) > 1 and len(runs) - counts.max() >= free:
             predicted = held_out_s(runs, runs, platform, hold_out)
             how = f"each {by} held out in turn"
             break
