@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from workflow_project import Workflow
 
 
 @pytest.fixture(scope="module")
-def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+def workflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workflow]:
     """One copy of the project for all tests of a module."""
-    return Workflow(tmp_path_factory.mktemp("workflow"))
+    made = Workflow(tmp_path_factory.mktemp("workflow"))
+    yield made
+    made.end()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-CRASHED = ("buggy", "ddp")
-TOO_LARGE = ("too_large", "ddp")
+CRASHED = ("tiny_networks@buggy", "ddp")
+TOO_LARGE = ("tiny_networks@too_large", "ddp")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def row(workflow, network, strategy):
 
 def test_a_crash_fails_the_run_but_not_the_other_cells(workflow, crashed):
     assert crashed.code != 0
-    assert workflow.result("buggy", "sequential")["status"] == "ok"
+    assert workflow.result("tiny_networks@buggy", "sequential")["status"] == "ok"
     assert workflow.result(*TOO_LARGE)["status"] == "out_of_memory"
     assert not (workflow.cell(*CRASHED) / "result.json").exists()
 
@@ -64,7 +64,7 @@ def test_the_run_that_failed_has_made_the_report_of_the_others(workflow, crashed
     assert failed["status"] == "failed"
     assert "a bug on the second worker" in failed["reason"]
     assert row(workflow, *TOO_LARGE)["status"] == "out_of_memory"
-    assert row(workflow, "buggy", "sequential")["status"] == "ok"
+    assert row(workflow, "tiny_networks@buggy", "sequential")["status"] == "ok"
     assert {"speedup.png", "speedup.pdf", "memory.png", "steps.png"} <= workflow.figures()
 
 

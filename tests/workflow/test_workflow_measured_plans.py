@@ -13,7 +13,7 @@ from ddlbench.experiment.result import InputDigests, Provenance, Result
 from ddlbench.experiment.status import Status
 
 PIPELINES = ["gpipe", "model-parallel-p2p", "pipedream", "pipe-gpipe"]
-PROFILE = "results/box/profiles/mnist/tiny_networks@plain/fp32-1t/profile.json"
+PROFILE = "results/box/profiles/mnist/mlp/fp32-1t/profile.json"
 
 
 def experiment(workflow: Workflow, balance: str, strategies: list[str] | None = None) -> str:
@@ -84,7 +84,7 @@ def test_links_only_where_the_partitioner_needs_them(workflow):
 
 
 def test_other_balances_ask_for_nothing(workflow):
-    config = experiment(workflow, "1+4")
+    config = experiment(workflow, "1+5")
     jobs = planned(workflow, "cells", config=config)
     assert jobs == {"cell": 4, "cells": 1, "total": 5}
 
@@ -94,7 +94,7 @@ def test_a_profile_measured_again_repeats_no_cell(workflow):
     config = experiment(workflow, "profile", ["gpipe"])
     cell = Cell(
         "mnist",
-        "tiny_networks:plain",
+        "mlp",
         "gpipe",
         devices_per_node=2,
         options=(("balance", "profile"),),

@@ -27,9 +27,7 @@ UIDS = (60_101, 60_102)
 _READS = ("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search")
 
 
-CELL = Cell(
-    "mnist", "tiny_networks:plain", "ddp", devices_per_node=2, **SETTINGS
-)  # trains on both devices
+CELL = Cell("mnist", "mlp", "ddp", devices_per_node=2, **SETTINGS)  # trains on both devices
 
 
 class User:

@@ -30,10 +30,6 @@ def _second_worker() -> bool:
     return os.environ.get("DDLBENCH_LOCAL_RANK") == "1"
 
 
-def plain(spec) -> nn.Sequential:
-    return _tiny(spec)
-
-
 def other(spec) -> nn.Sequential:
     return _tiny(spec)
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from imported_python import ImportedPython
 
 from ddlbench.experiment.paths import project_root
 
 PROJECT = project_root()
 PARTS = ("Snakefile", "rules", "workflow", "config", "profiles", "envs")
 SETTINGS = {"batch_size": 8, "data_scale": 0.0008, "epochs": 1, "warmup_steps": 1, "max_steps": 2}
+_LIMIT_S = 240.0  # of a command
 VARIANT = "batch_size=8+epochs=1+warmup_steps=1+max_steps=2+data_scale=0.0008"
 
 
@@ -48,6 +50,7 @@ class Workflow:
     """The project in a folder of its own, with a site of two small devices."""
 
     def __init__(self, folder: Path) -> None:
+        self._python: ImportedPython | None = None
         self.folder = folder / "project"
         self.folder.mkdir()
         for part in PARTS:
@@ -87,7 +90,7 @@ class Workflow:
         """Write an experiment: one network, three strategies, unless ``changes`` say otherwise."""
         matrix = {
             "dataset": ["mnist"],
-            "network": ["tiny_networks:plain"],
+            "network": ["mlp"],
             "strategy": ["sequential", "ddp", "gpipe"],
             "geometry": ["1x2"],
             **changes.pop("matrix", {}),
@@ -106,40 +109,50 @@ class Workflow:
         self, *arguments: str, config: str | None = None, profile: str = "local"
     ) -> Ended:
         """Run Snakemake in the copy; targets come first, as options take many values."""
-        command = [sys.executable, "-m", "snakemake", *arguments]
-        command += ["--profile", f"profiles/{profile}"]
+        command = ["snakemake", *arguments, "--profile", f"profiles/{profile}"]
         if config is not None:
             command += ["--configfile", config]
-        return self.run(command)
+        return self._run(command)
 
     def ddlbench(self, *arguments: str) -> Ended:
         """Run the `ddlbench` command in the copy."""
-        return self.run([sys.executable, "-m", "ddlbench.cli", *arguments])
+        return self._run(["ddlbench.cli", *arguments])
 
-    def run(self, command: list[str]) -> Ended:
-        """Run any command in the copy."""
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+    def end(self) -> None:
+        """End what has imported modules for the commands here."""
+        if self._python is not None:
+            self._python.end()
+
+    def _run(self, arguments: list[str]) -> Ended:
+        """Run a module in the copy; in a Python of its own if the test changed the environment."""
+        if self._python is None:
+            self._python = ImportedPython(self.folder, self.environment)
+        if self.environment == self._python.environment:
+            files = [self.folder.with_name(name) for name in ("stdout.txt", "stderr.txt")]
+            code = self._python.run(arguments, *files, limit_s=_LIMIT_S)
+            stdout, stderr = (file.read_text(encoding="utf-8") for file in files)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", *arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+            code, stdout, stderr = done.returncode, done.stdout, done.stderr
         logs = sorted(self.folder.glob(".snakemake/log/*.log"))
         log = logs[-1].read_text(encoding="utf-8") if logs else ""
-        return Ended(done.returncode, done.stdout + done.stderr, done.stdout, log)
+        return Ended(code, stdout + stderr, stdout, log)
 
     def cell(self, network: str, strategy: str, variant: str = VARIANT, repeat: int = 0) -> Path:
         """Folder of a cell on its usual geometry."""
         geometry = "1x1" if strategy == "sequential" else "1x2"
         balance = "+balance=blocks" if strategy == "gpipe" else ""
         cells = self.folder / "results" / "box" / "cells" / "mnist"
-        return (
-            cells / f"tiny_networks@{network}" / strategy / geometry / (variant + balance)
-        ) / f"rep{repeat}"
+        return (cells / network / strategy / geometry / (variant + balance)) / f"rep{repeat}"
 
     def results(self) -> dict[str, tuple[bytes, int]]:
         """Every result there is: path -> content and time of change."""
