@@ -14,12 +14,13 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
+from ddlbench.runtime import fabric as fabric_module
 from ddlbench.runtime.fabric import FabricUnfit, fabric_up
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 
-DELAY_S = 0.02  # ten percent of it is more than a busy machine adds
+DELAY_S = 0.01  # ten percent of it is more than a busy machine adds
 REASON = available()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
 
@@ -186,7 +187,9 @@ def test_tools_run_in_the_nodes_too_one_after_the_other(site, tmp_path):
     assert not running()
 
 
-def test_a_relay_that_ends_ends_the_ranks(site, tmp_path):
+def test_a_relay_that_ends_ends_the_ranks(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(fabric_module, "_CHECK_RELAY_S", 0.5)
+
     def kill_the_relay_once_ranks_run():
         while not finished.wait(0.2):
             if running("tool_samples"):

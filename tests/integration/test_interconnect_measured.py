@@ -11,7 +11,7 @@ from ddlbench.experiment.site import Interconnect, load_site
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.report.drawing import make_links_figures
 
-LARGEST = 2**20
+LARGEST = 2**16
 
 
 def small_site(nodes, devices):
@@ -20,7 +20,7 @@ def small_site(nodes, devices):
         nodes=nodes,
         devices_per_node=devices,
         cell_timeout_s=240,
-        interconnect=Interconnect(largest_bytes=LARGEST, sweep_budget_s=0.3),
+        interconnect=Interconnect(largest_bytes=LARGEST, sweep_budget_s=0.1),
     )
 
 
@@ -127,7 +127,7 @@ def test_figures_lie_beside(measured):
 def test_groups_of_ranks_within_and_between_nodes(nodes, devices, wanted, tmp_path):
     """Local processes stand for nodes: every group joins anew."""
     site = small_site(nodes, devices)
-    few = replace(site.interconnect, largest_bytes=2**12, sweep_budget_s=0.1)
+    few = replace(site.interconnect, largest_bytes=2**12)
     site = replace(site, interconnect=few)
     actual = measure_links(site, "emulated", tmp_path / "links.json").to_dict()
     groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in actual["sweeps"]}

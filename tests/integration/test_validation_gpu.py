@@ -1,4 +1,7 @@
-"""The GPU study on a machine without a GPU: it runs, it goes on where it was, its table fits."""
+"""The GPU study on a machine without a GPU: it runs, its table fits.
+
+That it goes on where it was is in tests/unit/test_validation_table.py.
+"""
 
 import json
 import subprocess
@@ -67,12 +70,3 @@ def test_the_tables_fit_a_terminal(first):
     lines = tables_of(first)
     assert sum(line.startswith("Part ") for line in lines) == 1
     assert max(map(len, lines)) <= 80
-
-
-def test_what_passed_is_not_repeated(first, out, part):
-    before = checks_of(out, part)
-    run(out, part)
-    after = {check["check"]: check for check in checks_of(out, part)}
-    for check in before:
-        if check["status"] == "passed":
-            assert after[check["check"]] == check
