@@ -14,7 +14,7 @@ from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.time_plan import links_geometry, links_request
 from ddlbench.runtime import fabric
 
-DELAY_S = 0.01
+DELAY_S = 0.003
 REASON = available()
 
 

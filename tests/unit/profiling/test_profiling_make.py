@@ -43,8 +43,10 @@ def made(tmp_path_factory):
         load_site("local"), devices_per_node=2, scratch=str(folder / "scratch"), cell_timeout_s=120
     )
 
-    def make(network: str, memory_per_device_mb=None, **changes):
-        site = dataclasses.replace(two_devices, memory_per_device_mb=memory_per_device_mb)
+    def make(network: str, memory_per_device_mb=None, devices=2, **changes):
+        site = dataclasses.replace(
+            two_devices, memory_per_device_mb=memory_per_device_mb, devices_per_node=devices
+        )
         path = folder / network.replace(":", "@") / "profile.json"
         with pytest.MonkeyPatch.context() as patch:
             here = str(Path(__file__).parent)
@@ -141,7 +143,7 @@ def test_slowdown_is_a_ratio_within_a_round():
 )
 def test_a_wrong_network_is_one_sentence(made, network, sentence):
     with pytest.raises(RankJobFailed, match=sentence):
-        made(network)
+        made(network, devices=1)
 
 
 @pytest.mark.parametrize("room", [math.inf, 2, 0])
