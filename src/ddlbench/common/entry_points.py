@@ -155,7 +155,12 @@ def load_target(name: str, target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     whose = "" if name == target else f" ({target[:_LONGEST_LINE]})"
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise ConfigError(f"cannot load {shown(name)}{whose}: write package.module:attribute")
+        instead = "write package.module:attribute"
+        if "?" in attribute:
+            instead += (
+                "; only those of libraries take arguments, so write a function that gives them"
+            )
+        raise ConfigError(f"cannot load {shown(name)}{whose}: {instead}")
     try:
         module = importlib.import_module(module_name)
         part = getattr(module, attribute, _MISSING)

@@ -90,7 +90,7 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     try:
         entries, first, double = _recorded(network, spec, compare=compare)
         entries, returned = _with_full_precision(network, spec, entries, first), first.returned
-        blocks = _blocks_of(network.module, entries, returned)
+        blocks = _blocks_of(network.module, entries, returned, first.opaque)
         if compare and can_be_compared(network):
             check(network, spec, lambda module: _blocks_of(module, entries, returned))
         elif any(tensor.is_meta for tensor in tensors_of(network)):
@@ -385,14 +385,19 @@ def _refs(entry: Entry) -> Iterator[int]:
             yield leaf.entry
 
 
-def _blocks_of(module: nn.Module, entries: list[Entry], returned: int) -> nn.Sequential:
-    """The blocks between the cuts that are left when ties are merged."""
+def _blocks_of(
+    module: nn.Module, entries: list[Entry], returned: int, opaque: Mapping[str, str] | None = None
+) -> nn.Sequential:
+    """The blocks between the cuts that are left when ties are merged.
+
+    ``opaque`` tells why modules are layers, for the reason why there are no two blocks.
+    """
     cuts = _cuts(entries, returned)
     spans = list(itertools.pairwise(cuts))
     owned = [_tensors_between(module, entries, *span) for span in spans]
     spans = _merge_ties(spans, owned)
     if len(spans) < 2:
-        raise CannotRecord(_why_no_cut(entries, returned, owned))
+        raise CannotRecord(_why_no_cut(module, entries, returned, owned, opaque or {}))
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     for first, last in spans:
         block = _Builder(module, entries, first).block(last)
@@ -400,10 +405,21 @@ def _blocks_of(module: nn.Module, entries: list[Entry], returned: int) -> nn.Seq
     return nn.Sequential(blocks)
 
 
-def _why_no_cut(entries: Sequence[Entry], returned: int, owned: Sequence[set[int]]) -> str:
+def _why_no_cut(
+    module: nn.Module,
+    entries: Sequence[Entry],
+    returned: int,
+    owned: Sequence[set[int]],
+    opaque: Mapping[str, str],
+) -> str:
     """Why a network has no two blocks, from the tensors that each span between its cuts owns."""
-    with_weights = sum(map(bool, owned))
-    if with_weights > 1:
+    within = [entries[number] for number in _needed(entries, 0, returned)]
+    layers = [entry.target for entry in within if entry.kind == "layer"]
+    with_weights = [name for name in layers if [*tensors_of(module.get_submodule(name))]]
+    if len(with_weights) == 1 and not any(entry.kind == "attribute" for entry in within):
+        (layer,) = with_weights
+        return opaque.get(layer) or f"{layer} is its only layer with weights"
+    if sum(map(bool, owned)) > 1:
         return "layers from its first to its last share weights, as tied embeddings do, or buffers"
     if len(_cuts(entries, returned, samples_first=False)) > len(owned) + 1:
         return "the first dimension of its tensors is not that of the samples (batch_first=True)"

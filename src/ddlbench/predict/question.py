@@ -18,11 +18,10 @@ from functools import cached_property
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import OF_A_STEP, Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, known, mismatch
+from ddlbench.experiment.registry import BASE, NETWORKS, known, mismatch, unknown
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.matrix import check_name, written_points
 from ddlbench.planning.planner import fitted, refined
@@ -75,12 +74,8 @@ class Question:
             ConfigError: one is unknown, or the network cannot read the dataset.
         """
         DATASETS.check(self.dataset)
-        if self.network not in known("ddlbench.networks") and ":" not in self.network:
-            remark = nearest(self.network, known("ddlbench.networks"))
-            raise ConfigError(
-                f"unknown network {self.network!r} (a network of your own is "
-                f"package.module:callable); {remark}"
-            )
+        if self.network not in known(NETWORKS.group) and ":" not in self.network:
+            raise ConfigError(unknown(NETWORKS.group, self.network, known(NETWORKS.group)))
         for strategy in self.options:
             check_name("ddlbench.strategies", strategy, "options")
         if (reason := mismatch(self.network, self.dataset)) is not None:

@@ -141,6 +141,16 @@ def test_what_is_no_module_is_one_sentence(target: str) -> None:
         load("ddlbench.networks", target)
 
 
+def test_only_networks_of_libraries_take_arguments() -> None:
+    with pytest.raises(ConfigError, match="write a function that gives them"):
+        load("ddlbench.networks", "mynets:vit?width=32")
+
+
+def test_a_file_alone_is_no_network() -> None:
+    with pytest.raises(ConfigError, match="one of your own is module:callable"):
+        load("ddlbench.networks", "mynets")
+
+
 def test_a_module_that_fails_on_import_is_named_with_its_error(tmp_path, monkeypatch) -> None:
     (tmp_path / "failing_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -398,6 +398,15 @@ class RowsFirst(nn.Module):
         return self.fc(torch.relu(rows)).mean(0)
 
 
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images):
+        return self.inner(images)
+
+
 class UnusedState(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -433,6 +442,8 @@ def test_a_state_that_nobody_uses_is_not_carried_over_a_cut() -> None:
         (TwoPaths, "several of its tensors are alive wherever it could be cut"),
         (Tied, "share weights"),
         (RowsFirst, "batch_first=True"),
+        (lambda: Wrapper(Counts()), r"inner keeps something from call to call \(self.calls\)"),
+        (lambda: Wrapper(nn.Conv2d(3, 3, 1)), "inner is its only layer with weights"),
     ],
 )
 def test_what_a_recording_would_get_wrong_is_refused(kind, why) -> None:
