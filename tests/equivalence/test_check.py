@@ -46,8 +46,8 @@ def test_a_plain_network_is_trained_alike(examination, strategy):
 def test_adamw_trains_alike(examination, strategy):
     cell = cell_of(strategy).with_(optimizer="adamw", weight_decay=0.1)
     verdict = examination.verdict_of(cell)
-    if strategy == "deepspeed":
-        assert verdict.kind == "unsupported"
+    if verdict.kind == "unsupported":
+        assert "not installed" in str(verdict.reason)
         return
     assert (verdict.kind, verdict.reason) == ("equal", None)
     assert verdict.difference is not None and verdict.difference < 1e-10

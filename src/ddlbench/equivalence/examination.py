@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -254,7 +255,7 @@ class Examination:
     geometry: tuple[int, int] = (1, 2)
     batch_size: int | None = None
     limit_s: float = _HANG_LIMIT_S
-    _looks: dict[Cell, Look] = field(default_factory=dict)
+    _looks: dict[tuple[Cell, bool], Look] = field(default_factory=dict)
     _trained: dict[Training, Trained] = field(default_factory=dict)
 
     def verdict_of(self, cell: Cell) -> Verdict:
@@ -320,10 +321,12 @@ class Examination:
         Raises:
             TrialError: it cannot be built.
         """
-        base = base_of(cell)
-        if base not in self._looks:
-            (self._looks[base],) = _in_world(look_at, base, 1, _ALONE_LIMIT_S)
-        return self._looks[base]
+        float64 = strategy_of(cell.strategy).float64
+        kind = base_of(cell), float64
+        if kind not in self._looks:
+            look = partial(look_at, float64=float64)
+            (self._looks[kind],) = _in_world(look, base_of(cell), 1, _ALONE_LIMIT_S)
+        return self._looks[kind]
 
     def trained(self, training: Training) -> Trained:
         """What one device trains; the same training is done once.

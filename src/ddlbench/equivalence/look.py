@@ -126,8 +126,8 @@ class Expected:
         return max(rounding, _RANDOM_SAFETY * self.noise.drawn_loss)
 
 
-def look_at(cell: Cell, _rank: int, _store: Store | None) -> Look:
-    """Build the cell's network and train it three times.
+def look_at(cell: Cell, _rank: int, _store: Store | None, *, float64: bool = True) -> Look:
+    """Build the cell's network and train it three times, in ``float64`` if it can.
 
     Raises:
         TrialError: it cannot be built.
@@ -136,7 +136,8 @@ def look_at(cell: Cell, _rank: int, _store: Store | None) -> Look:
     try:
         operations = try_out(cell.network, spec)
         small = spec.input_bytes < _LARGE_SAMPLE_BYTES and operations < _MANY_OPERATIONS
-        floating: Floating = "float64" if small and _trains_in_float64(cell) else "as built"
+        wide = float64 and small and _trains_in_float64(cell)
+        floating: Floating = "float64" if wide else "as built"
         built_network, traits = build_with_traits(cell.network, spec, cell.seed, with_pairs=True)
     except BlockFails as error:
         return Look(len(built(cell)), NetworkTraits(), "as built", None, str(error))

@@ -81,6 +81,7 @@ class Strategy:
         splits_pairs: what it splits are pairs of linear layers, which traits must tell then.
         requires: packages it imports besides torch.
         install: how to get them, for whoever lacks one.
+        float64: its ranks can train in float64, in which ``ddlbench check`` compares weights.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by what computes ("cpu",
@@ -105,6 +106,7 @@ class Strategy:
     splits_layers: ClassVar[bool] = False
     splits_pairs: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()
+    float64: ClassVar[bool] = True
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     install: ClassVar[str] = "see envs/README.md"
     predictors: ClassVar[tuple[str, ...]] = ()

@@ -8,7 +8,7 @@
     stage 3   | gather, forward, free | .. | gather, backward, free | .. | update 1/W |
                                              reduce-scatters of gradients between
 
-    kept of m bytes of weights     weights   gradients   momentum   copy that is updated
+    kept of m bytes of weights     weights   gradients    states    copy that is updated
     stage 0                           m          m          m                -
     stage 1                           m          m         m/W              m/W
     stage 2                           m         m/W        m/W              m/W
@@ -32,7 +32,6 @@ from annotated_types import Ge
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
-from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel, ShardedUnit, sharded_step
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
 from ddlbench.planning.plan import Options, Tried
@@ -52,20 +51,21 @@ class DeepSpeedOptions(Options):
     """Options of DeepSpeed."""
 
     stage: Literal[0, 1, 2, 3] = 2
-    """Of ZeRO: ranks share nothing (0), momentum (1), gradients too (2), or weights too (3)."""
+    """Of ZeRO: ranks share nothing (0), the optimiser's states (1), gradients too (2), or weights too (3)."""
     bucket_bytes: Annotated[int, Ge(4), Tried(2**20, 5 * 2**20, 100 * 2**20)] = DEFAULT_BUCKET_BYTES
     """Gradients are summed up to so many bytes at once, in stages 1 to 3; stage 0 sums all at once.
     DeepSpeed's own default is 2 GB."""
 
 
 class DeepSpeed(DataParallel):
-    """Real DeepSpeed: ZeRO stages 0 to 3 with torch's SGD."""
+    """Real DeepSpeed: ZeRO stages 0 to 3 with torch's optimisers."""
 
     name: ClassVar[str] = "deepspeed"
     label: ClassVar[str] = "DeepSpeed"
     colour: ClassVar[str] = "#0F5E8C"
     marker: ClassVar[str] = "$\\triangleleft$"
     executor: ClassVar[str] = "ddlbench_deepspeed.executor:DeepSpeedExecutor"
+    float64: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ("deepspeed",)
     install: ClassVar[str] = (
         f"install it with: python -m pip install --no-build-isolation deepspeed=={RELEASE}"
@@ -74,12 +74,6 @@ class DeepSpeed(DataParallel):
     # Of stage 3; the default predictor reads the all-reduces of the others.
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
     options: ClassVar[type[Options]] = DeepSpeedOptions
-
-    def supports(self, cell: Cell) -> str | None:
-        if cell.optimizer != "sgd":
-            why = f"it has not been tried with optimizer {cell.optimizer}; write sgd, or take fsdp"
-            return Reason("optimizer_untried", why)
-        return super().supports(cell)
 
     def note(self, compute_kind: ComputeKind) -> str | None:
         if compute_kind == "cuda":

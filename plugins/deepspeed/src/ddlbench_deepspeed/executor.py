@@ -5,11 +5,11 @@
     | forward | backward, and the sums of gradients | update, and the weights for all |
       engine()  engine.backward()                     engine.step()
 
-The engine gets torch's SGD, so all stages train what plain training trains. A rank's own state,
-which checkpoints hold, lies in one row for each group of weights::
+The engine gets torch's optimiser, so all stages train what plain training trains. A rank's own
+state, which checkpoints hold, lies in one row for each group of weights::
 
-    stages 1, 2   whole weights | copy of a 1/W part | momentum of that part
-    stage 3       1/W of each weight | copy of them  | momentum of them
+    stages 1, 2   whole weights | copy of a 1/W part | optimiser's states of that part
+    stage 3       1/W of each weight | copy of them  | states of them
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ddlbench_deepspeed.compiled import compile_operation
 from ddlbench_deepspeed.descriptor import DeepSpeed, DeepSpeedOptions
 
 _FLOAT_BYTES = 4
-_MOMENTUM = "momentum_buffer"  # of torch's SGD
 
 
 class DeepSpeedExecutor(Executor):
@@ -51,10 +50,10 @@ class DeepSpeedExecutor(Executor):
         join_all(self.context, self.process, self.plan.world_size)
         network.to(device)
         weights = sum(p.numel() for p in network.parameters() if p.requires_grad)
-        self.sgd = make_optimizer(self.plan.cell, network.parameters())
+        self.inner = make_optimizer(self.plan.cell, network.parameters())
         self.engine, *_ = deepspeed.initialize(
             model=network,
-            optimizer=self.sgd,
+            optimizer=self.inner,
             config=configuration(self.plan, weights),
             dist_init_required=False,
         )
@@ -67,8 +66,8 @@ class DeepSpeedExecutor(Executor):
         return DeepSpeedOptions.of(self.plan).stage
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """The SGD of this rank's part, whose parameters DeepSpeed has replaced."""
-        return self.sgd
+        """The optimiser of this rank's part, whose parameters DeepSpeed has replaced."""
+        return self.inner
 
     def zero_grad(self) -> None:
         """Nothing: the engine drops gradients in its own step."""
@@ -90,12 +89,12 @@ class DeepSpeedExecutor(Executor):
         shared = [p for p in self.network.parameters() if hasattr(p, "ds_tensor")]
         with self.gathered(shared, enabled=bool(shared)):
             network = {name: value.clone() for name, value in self.network.state_dict().items()}
-        return {"network": network, "optimizer": self._momentum()}
+        return {"network": network, "optimizer": self._states()}
 
     def checkpoint_state(self) -> dict[str, Any]:
         """What this rank keeps; no message."""
         module = {name: value.detach() for name, value in self._kept_tensors().items()}
-        return {"module": module, "momentum": self._momentum()}
+        return {"module": module, "states": self._states()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
         kept = self._kept_tensors()
@@ -104,10 +103,10 @@ class DeepSpeedExecutor(Executor):
         with torch.no_grad():
             for name, value in kept.items():
                 value.copy_(state["module"][name])
-        self.sgd.state.clear()
+        self.inner.state.clear()
         for name, owner in self._owners().items():
-            if name in state["momentum"]:
-                self.sgd.state[owner] = {_MOMENTUM: state["momentum"][name].clone()}
+            if kept_states := state["states"].get(name):
+                self.inner.state[owner] = {key: kept_states[key].clone() for key in kept_states}
 
     def _kept_tensors(self) -> dict[str, Tensor]:
         """This rank's weights, statistics and copies that it updates, by name."""
@@ -121,7 +120,7 @@ class DeepSpeedExecutor(Executor):
         return kept
 
     def _owners(self) -> dict[str, Tensor]:
-        """What this rank's SGD updates: parameters in stage 0, else its copies of weights."""
+        """What this rank's optimiser updates: parameters in stage 0, else its copies of weights."""
         if self._stage == 0:
             return dict(self.network.named_parameters())
         name = (
@@ -132,18 +131,18 @@ class DeepSpeedExecutor(Executor):
         rows = getattr(self.engine.optimizer, name)
         return {f"updated row {number}": row for number, row in enumerate(rows)}
 
-    def _momentum(self) -> dict[str, Tensor]:
-        """Momentum by what it belongs to. Stage 3 hides it from the SGD's own ``state_dict``."""
-        states = {name: self.sgd.state.get(owner, {}) for name, owner in self._owners().items()}
+    def _states(self) -> dict[str, dict[str, Tensor]]:
+        """The optimiser's states by what they are of. Stage 3 hides them from its ``state_dict``."""
+        states = {name: self.inner.state.get(owner, {}) for name, owner in self._owners().items()}
         return {
-            name: state[_MOMENTUM]
+            name: {key: value for key, value in state.items() if isinstance(value, Tensor)}
             for name, state in states.items()
-            if isinstance(state.get(_MOMENTUM), Tensor)
         }
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         yield from self._kept_tensors().values()
-        yield from self._momentum().values()
+        for states in self._states().values():
+            yield from states.values()
 
     def details(self) -> dict[str, Any]:
         release = importlib.import_module("deepspeed").__version__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from collections import OrderedDict
 from typing import Any
 
@@ -13,14 +14,20 @@ from local_cells import local_site, run_one
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.examination import Examination
 from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.meters import cpu_peak_bytes
 from ddlbench.strategies.executor import executor_of
-from ddlbench.testing import assert_cell_equals_sequential, assert_resumes
+from ddlbench.testing import (
+    assert_cell_equals_sequential,
+    assert_cells_resume,
+    assert_resumes,
+)
 from ddlbench.testing.training import train
+from ddlbench_deepspeed.compiled import compile_operation
 from ddlbench_deepspeed.descriptor import DeepSpeedOptions, kept_bytes, moment_bytes
 
 pytestmark = pytest.mark.skipif(
@@ -57,6 +64,22 @@ def test_weights_equal_sequential_training(cell):
     assert_cell_equals_sequential(cell, cell.devices)
 
 
+@pytest.fixture(scope="module")
+def operation():
+    """Compile DeepSpeed's operation before ranks wait for each other."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    builders = importlib.import_module("deepspeed.ops.op_builder.cpu")
+    compile_operation(builders.ShareMemCommBuilder())
+
+
+@pytest.mark.usefixtures("operation")
+@pytest.mark.parametrize("stage", STAGES)
+def test_adamw_trains_alike(stage):
+    cell = cell_of(stage, "mlp").with_(optimizer="adamw", weight_decay=0.1, learning_rate=0.001)
+    verdict = Examination().verdict_of(cell)
+    assert (verdict.kind, verdict.reason) == ("equal", None)
+
+
 def test_all_stages_have_one_loss():
     first, *others = [train([cell_of(stage)], ((0, 4),))[0] for stage in STAGES]
     for other in others:
@@ -66,6 +89,11 @@ def test_all_stages_have_one_loss():
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(stage, tmp_path):
     assert_resumes("deepspeed", tmp_path, devices=2, stage=stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_adamw_resumes_too(stage, tmp_path):
+    assert_cells_resume([cell_of(stage, "dropout").with_(optimizer="adamw")], tmp_path)
 
 
 def layers() -> nn.Sequential:
@@ -99,6 +127,9 @@ def modelled(cell: Cell) -> float:
     class Layers:
         parameter_bytes: int = LAYERS * LAYER_BYTES
         blocks: tuple[Layer, ...] = (Layer(),) * LAYERS
+
+        def shrunk(self, bytes_: int) -> int:
+            return bytes_
 
     details = DeepSpeedOptions.of(make_plan(cell))
     whole: Any = Layers()
