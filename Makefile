@@ -18,8 +18,11 @@ SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
 DOCS_ENV ?= .cache/docs
 TEST_PROCESSES ?= 2
+UNIT := tests/unit $(wildcard plugins/*/tests/unit)
+INTEGRATION := tests/workflow tests/integration $(wildcard plugins/*/tests/integration)
+LONGEST_FIRST = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 # Unit tests that take over three seconds lie in these files.
-SLOW_UNIT := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
+SLOW_UNIT := $(shell grep -rl 'mark\.slow' $(UNIT))
 # Not the modules that you keep beside them.
 OURS := src plugins tests workflow validation benchmarks envs/reframe
 GPU_PYTHON ?= python3
@@ -48,7 +51,11 @@ report: setup
 
 check: setup lint unit
 
-test: check slow-unit equivalence integration
+# What check, slow-unit, integration and equivalence test, in two runs: they collect tests, and wait
+# for their last one, less often than four.
+test: lint
+	pytest $(UNIT) -m "not exhaustive" -n $(TEST_PROCESSES) --dist worksteal
+	pytest $(INTEGRATION) tests/equivalence -m "not exhaustive" $(LONGEST_FIRST)
 
 lint: setup
 	ruff check $(OURS)
@@ -58,7 +65,7 @@ lint: setup
 	snakemake --lint
 
 unit: setup
-	pytest tests/unit plugins/*/tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
+	pytest $(UNIT) -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
 
 slow-unit: setup
 	pytest $(SLOW_UNIT) -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
@@ -68,8 +75,7 @@ equivalence: setup
 	pytest tests/equivalence -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
 
 integration: setup
-	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) \
-		-m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	pytest $(INTEGRATION) -m "not exhaustive" $(LONGEST_FIRST)
 
 test-exhaustive: setup
 	DDLBENCH_EXAMPLES=many pytest tests/unit tests/equivalence tests/integration tests/workflow plugins -m "exhaustive or hypothesis"
