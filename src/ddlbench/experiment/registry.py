@@ -214,8 +214,8 @@ def unknown(group: str, name: str, names: Iterable[str]) -> str:
             f"{kind_of(group)} {name} needs the plug-in {folder}: "
             f"python -m pip install --no-build-isolation ./{folder}"
         )
-    own = " (one of your own is module:callable)" if group == NETWORKS.group else ""
-    return f"unknown {kind_of(group)} {shown(name)}; {nearest(name, {*names, *plugins})}{own}"
+    hint = " (one of your own is module:callable)" if group == NETWORKS.group else ""
+    return f"unknown {kind_of(group)} {shown(name)}; {nearest(name, {*names, *plugins})}{hint}"
 
 
 def check_class(group: str, name: str, part: type, wanted: Iterable[str]) -> None:

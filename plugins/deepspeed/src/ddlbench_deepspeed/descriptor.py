@@ -51,7 +51,8 @@ class DeepSpeedOptions(Options):
     """Options of DeepSpeed."""
 
     stage: Literal[0, 1, 2, 3] = 2
-    """Of ZeRO: ranks share nothing (0), the optimiser's states (1), gradients too (2), or weights too (3)."""
+    """Of ZeRO: ranks share nothing (0), the optimiser's states (1), gradients too (2), or weights
+    too (3)."""
     bucket_bytes: Annotated[int, Ge(4), Tried(2**20, 5 * 2**20, 100 * 2**20)] = DEFAULT_BUCKET_BYTES
     """Gradients are summed up to so many bytes at once, in stages 1 to 3; stage 0 sums all at once.
     DeepSpeed's own default is 2 GB."""

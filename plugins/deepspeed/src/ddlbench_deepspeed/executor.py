@@ -132,7 +132,7 @@ class DeepSpeedExecutor(Executor):
         return {f"updated row {number}": row for number, row in enumerate(rows)}
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
-        """The optimiser's states by what they are of. Stage 3 hides them from its ``state_dict``."""
+        """The optimiser's states by what they are of; in stage 3 ``state_dict`` has none."""
         states = {name: self.inner.state.get(owner, {}) for name, owner in self._owners().items()}
         return {
             name: {key: value for key, value in state.items() if isinstance(value, Tensor)}
