@@ -226,7 +226,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
             name for name, layer in network.named_modules() if isinstance(layer, nn.SyncBatchNorm)
         ),
         batch_norm=batch_norm,
-        needs_two_samples=batch_norm and _needs_two(network, spec),
+        needs_two_samples=bool(gradients) and _needs_two(network, spec),
         random=step.random or _draws_numbers(network),
         normalised_by=step.normalised_by,
     )
@@ -450,17 +450,19 @@ def _computing(computes: bool) -> AbstractContextManager[object]:
 
 
 def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:
-    """Whether a pass of one sample fails because there is nothing to normalise over."""
+    """Whether a network that a step has trained fails on one sample.
+
+    One leaves nothing to normalise over, or loses its dimension by ``squeeze``.
+    """
     computes = _is_small(network)
     try:
         with seeded(0), _computing(computes), torch.enable_grad():
             double = copy_of(network) if computes else copy_without_data(network)
-            double.train()(made_up_inputs(spec, 1, "cpu"))
-    except ValueError as error:
-        return _NORMALISED in str(error)
-    except Exception:  # what fake tensors cannot do is no trait
-        return False
-    return False
+            outputs = double.train()(made_up_inputs(spec, 1, "cpu"))
+    except Exception as error:  # what fake tensors cannot do is no trait
+        return computes or _NORMALISED in str(error)
+    wanted = (*spec.target_shape, spec.num_classes)
+    return tuple(outputs.shape) == wanted
 
 
 _ROW_WORDS = 4096  # of 8 bytes

@@ -70,8 +70,9 @@ def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
     if traits.needs_two_samples and samples_per_pass(plan) == 1:
         return Reason(
             "one_sample_normalised",
-            f"with {plan.cell.strategy} each pass sees one sample, and batch norm needs two or "
-            f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
+            f"with {plan.cell.strategy} each pass sees one sample, and the network needs two or "
+            "more (batch norm, or squeeze() without a dimension); raise batch_size to "
+            f"{2 * plan.cell.batch_size} or more",
         )
     if traits.hooked_after and plan.parts > 1:
         return Reason(

@@ -280,6 +280,20 @@ class MakesItsLayer(nn.Module):
         return self.layer(inputs)
 
 
+class Squeezes(nn.Module):
+    def forward(self, inputs):
+        return inputs.squeeze()
+
+
+@pytest.mark.parametrize(
+    ("layers", "needs_two"),
+    [((), False), ((Squeezes(),), True), ((Squeezes(), nn.BatchNorm1d(10)), True)],
+)
+def test_a_network_that_loses_the_dimension_of_one_sample_needs_two(layers, needs_two):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(SPEC.image_bytes, 10), *layers)
+    assert inspection.inspect(network, SPEC).needs_two_samples == needs_two
+
+
 def test_weights_that_the_forward_pass_makes_are_refused():
     with pytest.raises(ConfigError, match=r"makes weights in its forward pass \(1.layer.weight\)"):
         inspection.inspect(nn.Sequential(nn.Flatten(), MakesItsLayer()), SPEC)
