@@ -158,6 +158,11 @@ def refined(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> list[
     return list(_supported(cell, strategy, written, strategy.refinements(cell)))
 
 
+def reduced(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Iterator[Cell]:
+    """The same cell with options that need less memory, the slightest change first."""
+    return _supported(cell, strategy, written, strategy.reductions(cell))
+
+
 def _supported(
     cell: Cell,
     strategy: Strategy,

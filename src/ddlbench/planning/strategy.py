@@ -197,6 +197,10 @@ class Strategy:
         """Values of options that may make a cell faster that it supports."""
         return iter(())
 
+    def reductions(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Values of options with which a cell needs less memory, the slightest change first."""
+        return iter(())
+
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every device, in the order of ranks and their devices.
 

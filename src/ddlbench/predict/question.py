@@ -12,7 +12,7 @@ cells, whose options may be faster (:func:`ddlbench.planning.planner.refined`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE, NETWORKS, known, mismatch, unknown
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.matrix import check_name, written_points
-from ddlbench.planning.planner import fitted, refined
+from ddlbench.planning.planner import fitted, reduced, refined
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 _OF_A_QUESTION = {
@@ -107,6 +107,15 @@ class Question:
         """
         written, cell = self._written(strategy)
         return [cell, *refined(cell, strategy_of(strategy, self.accelerator), written)]
+
+    def smaller_cells(self, strategy: str) -> Iterator[Cell]:
+        """The cell of one strategy with options that need less memory.
+
+        Raises:
+            ConfigError: an option is unknown, or a value is invalid.
+        """
+        written, cell = self._written(strategy)
+        return reduced(cell, strategy_of(strategy, self.accelerator), written)
 
     @cached_property
     def _planned(self) -> dict[str, tuple[dict[str, Any], Cell]]:

@@ -89,7 +89,11 @@ def candidate_of(question: Question, strategy: str, known_here: Knowledge) -> Ca
     except Exception as error:
         reason = Reason("fault", f"fault in its code: {type(error).__name__}: {error}")
     else:
-        return _fastest_of([assess(cell, known_here) for cell in cells])
+        fastest = _fastest_of([assess(cell, known_here) for cell in cells])
+        if fastest.code != "too_large" or not known_here.by_runs:
+            return fastest
+        smaller = (assess(cell, known_here) for cell in question.smaller_cells(strategy))
+        return next((candidate for candidate in smaller if candidate.ranked), fastest)
     where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
     return Candidate(where, strategy_label(strategy), reason=reason)
 

@@ -95,6 +95,17 @@ def test_speedups_are_over_one_device_that_has_no_room(ranking_of):
     assert none.speedup(again) == room.speedup(ddp)
 
 
+def test_ddp_takes_micro_batches_where_a_share_has_no_room(ranking_of):
+    question = make.question(batch_size=49152)
+    room = by_strategy(ranking_of(question))["ddp"]
+    assert room.cell.option("accumulate") is None
+    for recommender, is_ranked in (("ddlbench", True), ("thesis", False)):
+        known_here = {"recommender": recommender, "device_memory_bytes": room.memory_bytes - 1}
+        ddp = by_strategy(ranking_of(question, **known_here))["ddp"]
+        assert ddp.ranked == is_ranked  # the thesis knows no micro-batches of DDP
+        assert (ddp.cell.option("accumulate") is not None) == is_ranked
+
+
 def test_nothing_fits_is_said(ranking_of):
     ranking = ranking_of(device_memory_bytes=1)
     assert ranking.best is ranking.base is None

@@ -43,14 +43,14 @@ SC 2020, section 5.1; T. Vogels et al., "PowerSGD", NeurIPS 2019, algorithms 1 a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.memory import data_parallel_bytes
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 
 MIN_COMPRESSION_RATE = 2  # torch's default
+_MOST_ACCUMULATED = 256  # micro-batches that are tried
 EXACT_STEPS = 2  # torch needs two: it makes its buckets anew after the first step
 
 _GLOO_THREADS = 2  # of torch's process group
@@ -123,6 +124,12 @@ class DistributedDataParallel(DataParallel):
     # A rank's only CPU core computes or sends, so no message is hidden there.
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "ddp-serial", "cuda": "ddp-buckets"}
     options: ClassVar[type[Options]] = DdpOptions
+
+    def reductions(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Further micro-batches of each rank's share, of which it holds the activations of one."""
+        share = cell.batch_size // cell.devices
+        most = range(2, min(share, _MOST_ACCUMULATED) + 1)
+        yield from ({"accumulate": count} for count in most if share % count == 0)
 
     def supports(self, cell: Cell) -> str | None:
         options = DdpOptions.of_cell(cell)
