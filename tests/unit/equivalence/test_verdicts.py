@@ -231,6 +231,6 @@ def test_an_error_says_its_innermost_cause():
 def test_a_network_that_is_one_block_is_refused_for_its_cause(strategy):
     cell = plain(Cell("mnist", "mine:net", strategy, 1))
     look = Look(1, NetworkTraits(uncut="it counts its calls"), "float64", None)
-    verdict = Examination(_looks={base_of(cell): look}).verdict_of(cell)
+    verdict = Examination(_looks={(base_of(cell), True): look}).verdict_of(cell)
     assert (verdict.kind, verdict.cell.devices) == ("unsupported", 2)
     assert "cannot be cut into stages: it counts its calls" in verdict.reason
