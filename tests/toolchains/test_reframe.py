@@ -17,7 +17,7 @@ EXPERIMENT = {
     "site": "box",
     "matrix": {
         "dataset": ["mnist"],
-        "network": ["tiny_networks:plain"],
+        "network": ["tiny_networks:other"],
         "strategy": ["sequential", "ddp"],
         "geometry": ["1x2"],
     },
