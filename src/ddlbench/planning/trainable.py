@@ -8,7 +8,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits, unsupported_weights
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.tried_networks import tried_traits
@@ -38,11 +38,21 @@ def why_not_trained(
             "knows; add its loss to the outputs' by a torch.autograd.Function",
         )
     return (
-        _why_not_synchronised(traits, plan, device_kind)
+        _why_not_updated(traits, plan.cell)
+        or _why_not_synchronised(traits, plan, device_kind)
         or _why_not_parted(traits, plan)
         or plan.strategy.why_not_layers(traits, plan.cell)
         or plan.strategy.why_not_network(traits, plan)
     )
+
+
+def _why_not_updated(traits: NetworkTraits, cell: Cell) -> Reason | None:
+    """Why torch's optimiser cannot take the gradients."""
+    if not traits.sparse or (cell.optimizer == "sgd" and not cell.weight_decay):
+        return None
+    what = "SGD with weight decay" if cell.optimizer == "sgd" else "AdamW"
+    instead = "write sparse=False, or take SGD without weight decay"
+    return unsupported_weights(what, traits.sparse, "takes no sparse gradients", instead)
 
 
 def _why_not_synchronised(

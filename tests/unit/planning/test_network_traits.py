@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddlbench.common.quantities import few
@@ -69,6 +71,16 @@ def test_a_trait_is_refused_by_those_that_cannot_train_it(trait):
         if strategy != "deepspeed" and why_not_trained(traits, plan_of(strategy)) is not None
     }
     assert refusing == REFUSED[trait]
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "horovod", "parameter-server", "gpipe"])
+@pytest.mark.parametrize("settings", [{"optimizer": "adamw"}, {"weight_decay": 0.1}], ids=str)
+def test_torchs_optimisers_take_no_sparse_gradients(strategy, settings):
+    plan = plan_of(strategy)
+    plan = replace(plan, cell=plan.cell.with_(**settings))
+    reason = why_not_trained(NetworkTraits(blocks=BLOCKS, sparse=("b.weight",)), plan)
+    assert "takes no sparse gradients (b.weight)" in reason
+    assert why_not_trained(NetworkTraits(blocks=BLOCKS), plan) is None
 
 
 def test_a_hook_of_an_accumulated_gradient_needs_passes_of_the_whole_batch():
