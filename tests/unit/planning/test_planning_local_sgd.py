@@ -23,6 +23,11 @@ def test_rounds_of_one_step_and_one_device_are_synchronous():
     assert not STRATEGY.is_synchronous(cell_of())
     assert STRATEGY.is_synchronous(cell_of(average_every_steps=1))
     assert STRATEGY.is_synchronous(cell_of(1))
+    each_step = cell_of(average_every_steps=1)
+    assert not STRATEGY.is_synchronous(each_step.with_(optimizer="adamw"))
+    outer = cell_of(average_every_steps=1, outer_optimizer="nesterov")
+    assert not STRATEGY.is_synchronous(outer)
+    assert not STRATEGY.is_synchronous(outer.with_(devices_per_node=1))
 
 
 @pytest.mark.parametrize("options", [{"outer_lr": 0.5}, {"outer_momentum": 0.5}])

@@ -116,9 +116,13 @@ class LocalSgd(Strategy):
         return plan.world_size
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
-        """Rounds of one step average what SGD, which is linear, does with the mean gradient."""
-        linear = self.round_steps(cell) == 1 and cell.optimizer == "sgd"
-        return linear or cell.devices == 1
+        """A mean of weights after one step of SGD is a step with the mean gradient.
+
+        On one device it changes nothing. An outer optimiser does.
+        """
+        if LocalSgdOptions.of_cell(cell).outer_optimizer != "average":
+            return False
+        return cell.devices == 1 or (self.round_steps(cell) == 1 and cell.optimizer == "sgd")
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank.
