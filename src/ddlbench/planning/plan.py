@@ -125,9 +125,12 @@ class Plan:
         return tuple(process for process in self.processes if process.node == node)
 
     def to_dict(self) -> dict[str, Any]:
+        return self._with_cell(self.cell.to_dict())
+
+    def _with_cell(self, cell: Any) -> dict[str, Any]:
         return {
             "schema_version": SCHEMA_VERSION,
-            "cell": self.cell.to_dict(),
+            "cell": cell,
             "processes": [process.to_dict() for process in self.processes],
             "details": self.details,
         }
@@ -163,7 +166,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """Names the plan. A setting of later versions, at its default, does not change it."""
-        return digest_of({**self.to_dict(), "cell": self.cell.id})
+        return digest_of(self._with_cell(self.cell.id))
 
 
 @dataclass(frozen=True)
