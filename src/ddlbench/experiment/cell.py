@@ -47,7 +47,8 @@ _MOST = 10**9 - 1  # nine digits, as in a geometry: times and sizes that come of
 _MOST_SEED = 2**53 - 1  # torch takes 64 bits, to which a rank adds; every reader of JSON this many
 _Natural = Annotated[Natural, Le(_MOST)]
 _Count = Annotated[Count, Le(_MOST)]
-OPTIMIZER_STATES = {"sgd": 1, "adamw": 2}
+Optimizer = Literal["sgd", "adamw"]
+OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 1, "adamw": 2}
 """Tensors as large as the weights: SGD's momentum, AdamW's mean and mean square of gradients."""
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
@@ -129,7 +130,7 @@ class Cell(Form):
     """Link condition: `default` is the site's own network, a name in the site's `fabrics` is
     emulated, any other is one that you make (letters, digits, dots, dashes, underscores; neither a
     dash nor a dot first)."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Optimizer = "sgd"
     """SGD, or AdamW with torch's other defaults; AdamW keeps two values a weight, SGD its
     momentum."""
     learning_rate: Positive = 0.01

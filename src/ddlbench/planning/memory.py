@@ -3,10 +3,10 @@
 ::
 
     one device   weights | buffers | states |  activations of blocks not yet gone backward
-                                              |  + gradients of those that have
+                                            |  + gradients of those that have
     a stage      weights | buffers | states | stashed versions |  activations in flight
-                                              |  + the worst moment of one backward pass
-                                              |  + receive buffers
+                                            |  + the worst moment of one backward pass
+                                            |  + receive buffers
 
 The peak of a backward pass over blocks 1..n with b samples, at the worst block k, is
 ``b (saved_1 + .. + saved_k + input_k + output_k) + gradients_k + .. + gradients_n``, as zero_grad
@@ -22,7 +22,7 @@ cut.
 Before a job is submitted, a lower bound shows whether a stage can fit its device at all::
 
     weights | states | buffers | further weight versions |  activations of the passes in flight
-    memory that the device loses before any of it          |
+    memory that the device loses before any of it        |
 
 All of this is held at one moment, before the first of the passes in flight goes backward.
 Gradients, received messages and the work space of operations are not counted. So a plan that is

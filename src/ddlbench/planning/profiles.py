@@ -16,7 +16,8 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
-from ddlbench.experiment.cell import Cell
+from ddlbench.common.schema import check
+from ddlbench.experiment.cell import Cell, axes
 from ddlbench.experiment.config import Profiling
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import ProfileKey
@@ -150,7 +151,5 @@ def _check(key: ProfileKey) -> None:
     where = f"profile {key.id}"
     DATASETS.check(key.dataset, where)
     check_name("ddlbench.networks", key.network, where)
-    if key.precision not in ("fp32", "tf32", "bf16"):
-        raise ConfigError(f"{where}: precision {key.precision!r} is none; write fp32, tf32 or bf16")
-    if key.optimizer not in ("sgd", "adamw"):
-        raise ConfigError(f"{where}: optimizer {key.optimizer!r} is none; write sgd or adamw")
+    for name in ("precision", "optimizer"):
+        check(getattr(key, name), axes()[name], f"{where}: {name}")

@@ -57,6 +57,8 @@ def test_batches_of_one_device():
 
 
 def test_needs_of_a_cell_of_the_matrix():
+    adamw = needs_of("mnist/vgg11/fp32-1t-adamw", *planned(), SITE)
+    assert (adamw.cell.optimizer, adamw.key.id) == ("adamw", "mnist/vgg11/fp32-1t-adamw")
     needs = needs_of("mnist/vgg11/fp32-1t", *planned(), SITE)
     assert needs.step_batches == (4, 8, 16, 32)
     assert needs.layer_batches == (4, 11, 32)
@@ -93,7 +95,8 @@ def test_layers_have_three_batch_sizes(batch):
     [
         ("mnst/vgg11/fp32-1t", "unknown dataset 'mnst'; did you mean 'mnist'"),
         ("mnist/vgg1/fp32-1t", "unknown network 'vgg1'"),
-        ("mnist/vgg11/fp16-1t", "precision 'fp16' is none"),
+        ("mnist/vgg11/fp16-1t", "precision: 'fp16' is not allowed; write fp32, tf32 or bf16"),
+        ("mnist/vgg11/fp32-1t-adam", "optimizer: 'adam' is not allowed; write sgd or adamw"),
         ("mnist/vgg11/tf32-1t", "tf32 exists on GPUs only"),
         ("mnist/vgg11", "is not a profile"),
     ],
