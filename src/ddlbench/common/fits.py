@@ -115,6 +115,13 @@ class Timing:
         measured_s = {size: seconds / factor for size, seconds in self.measured_s.items()}
         return Timing(measured_s, self.fixed_s / factor, self.per_sample_s / factor)
 
+    def then(self, later: Timing) -> Timing:
+        """The timing of this work and another one after it."""
+        sizes = {*self.measured_s, *later.measured_s}
+        measured_s = {size: self.at(size) + later.at(size) for size in sizes}
+        fixed_s = self.fixed_s + later.fixed_s
+        return Timing(measured_s, fixed_s, self.per_sample_s + later.per_sample_s)
+
     def extrapolates(self, batch_size: float) -> bool:
         """Whether a batch size is outside the measured range."""
         return not min(self.measured_s) <= batch_size <= max(self.measured_s)

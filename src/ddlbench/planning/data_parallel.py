@@ -229,7 +229,8 @@ def sharded_bytes(
     done = last = 0.0
     for index in reversed(range(len(blocks))):
         block, unit = blocks[index], kept.get(index)
-        activations = samples * (saved + block.input_bytes + block.output_bytes)
+        passing = block.recomputed_bytes + block.input_bytes + block.output_bytes
+        activations = samples * (saved + passing)
         weights = unit.shard_bytes * sharers if unit else 0
         gradients = unit.gradient_bytes if unit else 0
         if unit is not None and unit.gathered_twice:

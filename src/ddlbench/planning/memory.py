@@ -46,6 +46,7 @@ from ddlbench.planning.pipeline import Pipeline, PlannedStage
 from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
+from ddlbench.planning.recomputation import RecomputedWorkload, recomputes
 from ddlbench.planning.step import why_uneven
 from ddlbench.planning.workload import Block, Workload
 
@@ -135,7 +136,8 @@ def backward_peak_bytes(
     done = 0.0
     for block in reversed(blocks):
         done += block.parameter_bytes
-        moment = samples * (saved + block.input_bytes + block.output_bytes)
+        held = saved + block.recomputed_bytes + block.input_bytes + block.output_bytes
+        moment = samples * held
         moment += gradients + block.parameter_bytes if gradients_exist else done
         peak = max(peak, moment)
         saved -= block.saved_bytes
@@ -190,8 +192,8 @@ def work_space_bytes(workload: Workload, samples: float, states: int) -> float:
         return 0.0
     points = [(0.0, 0.0)]
     for batch_size, peak_bytes in workload.peaks:
-        tensors = persistent_bytes(workload.blocks, states)
-        tensors += backward_peak_bytes(workload.blocks, batch_size)
+        tensors = persistent_bytes(workload.measured_blocks, states)
+        tensors += backward_peak_bytes(workload.measured_blocks, batch_size)
         points.append((batch_size, max(peak_bytes - tensors, 0.0)))
     if len(points) == 1:
         return 0.0
@@ -285,18 +287,21 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
 
 def held_bytes(plan: Plan, pipeline: Pipeline, profile: Profile) -> tuple[float, ...]:
     """A lower bound of the bytes that each rank of a plan's pipeline holds at one moment."""
-    return tuple(_held(plan.cell, pipeline, rank, profile) for rank in range(plan.world_size))
+    workload = Workload(profile.to_dict(), profile.profile_id)
+    if recomputes(plan.cell):
+        workload = RecomputedWorkload(workload)
+    return tuple(_held(plan.cell, pipeline, rank, workload) for rank in range(plan.world_size))
 
 
-def _held(cell: Cell, pipeline: Pipeline, rank: int, profile: Profile) -> float:
-    spans = [profile.blocks[first:last] for first, last in pipeline.spans(rank)]
+def _held(cell: Cell, pipeline: Pipeline, rank: int, workload: Workload) -> float:
+    spans = [workload.blocks[first:last] for first, last in pipeline.spans(rank)]
     blocks = [block for span in spans for block in span]
     weights = float(sum(block.parameter_bytes for block in blocks))
     versions = pipeline.stages[pipeline.of_rank(rank)[0]].weight_versions
     # We do not know which of the rank's stages a pass belongs to, so we take the smallest.
-    saved = min(sum(block.saved_bytes_per_sample for block in span) for span in spans)
+    saved = min(sum(block.saved_bytes for block in span) for span in spans)
     return (
-        float(profile.fixed_memory_bytes)
+        float(workload.fixed_memory_bytes)
         + weights * (versions + cell.optimizer_states)
         + sum(block.buffer_bytes for block in blocks)
         + pipeline.held[rank] * pipeline.samples * saved

@@ -287,10 +287,11 @@ def measured_chain(cell: Cell, source: BlockSource, samples: int) -> Chain:
         ConfigError: the profile is wrong, or was not measured around that many samples.
     """
     from ddlbench.planning.partition.profiles import chain_of_profile  # noqa: PLC0415 - of few
+    from ddlbench.planning.recomputation import recomputes  # noqa: PLC0415 - of few
 
-    return (
-        source(samples) if callable(source) else chain_of_profile(_profile(cell, source), samples)
-    )
+    if callable(source):
+        return source(samples)
+    return chain_of_profile(_profile(cell, source), samples, recomputes=recomputes(cell))
 
 
 def _profile(cell: Cell, site: str | None) -> Profile:

@@ -64,6 +64,7 @@ FLOAT32_BYTES = 4
 class Block:
     """One child of the flat network; activations in bytes a sample.
 
+    ``recomputed_bytes`` are saved between a block's recomputation and the end of its backward pass.
     ``input_share`` and ``weight_share`` are the shares of the backward pass for the gradient of the
     input and of the weights, in a schedule that runs them apart.
     """
@@ -78,6 +79,7 @@ class Block:
     backward: Timing
     input_share: float = 0.5
     weight_share: float = 0.5
+    recomputed_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,18 @@ class Workload:
         self.passes_s = cache(self._passes_s)
         self.extrapolated = cache(self._extrapolated)
 
-    @cached_property
+    @property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks in forward order.
+        """Blocks in forward order, as a step runs them.
+
+        Raises:
+            ConfigError: the profile has none.
+        """
+        return self.measured_blocks
+
+    @cached_property
+    def measured_blocks(self) -> tuple[Block, ...]:
+        """Blocks in forward order, as they were profiled.
 
         Raises:
             ConfigError: the profile has none.

@@ -43,6 +43,7 @@ from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import BlockSource
+from ddlbench.planning.recomputation import RecomputedWorkload, recomputes
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import read_calibration
 from ddlbench.predict.links import ALL_REDUCE, CollectiveTimes, Hop, LinkTable
@@ -76,6 +77,7 @@ class Inputs:
     def __init__(self, site: str, results_root: Path = RESULTS, *, calibrated: bool = True) -> None:
         self.site, self._root = site, results_root
         self._workload_of, self._links_of = cache(self._workload), cache(self._links)
+        self._recomputed = cache(RecomputedWorkload)
         self.calibration = read_calibration(site, results_root) if calibrated else None
 
     def workload(self, cell: Cell) -> Workload:
@@ -87,7 +89,7 @@ class Inputs:
         if cell.compile:
             raise InvalidProfile("profiles are of layers that are not compiled; this cell's are")
         try:
-            return self._workload_of(ProfileKey.of(cell))
+            measured = self._workload_of(ProfileKey.of(cell))
         except FileNotFoundError:
             missing = self.missing(cell)
             raise InvalidProfile(
@@ -95,6 +97,7 @@ class Inputs:
                 f"make {'it' if len(missing) == 1 else 'what is missing'} with: "
                 f"{making_command(self.site, missing)}"
             ) from None
+        return self._recomputed(measured) if recomputes(cell) else measured
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Raise InvalidProfile, which names all that is missing, unless the cells have a profile.

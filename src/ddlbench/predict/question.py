@@ -25,6 +25,7 @@ from ddlbench.experiment.registry import BASE, NETWORKS, known, mismatch, unknow
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.matrix import check_name, written_points
 from ddlbench.planning.planner import fitted, reduced, refined
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 _OF_A_QUESTION = {
@@ -116,6 +117,20 @@ class Question:
         """
         written, cell = self._written(strategy)
         return reduced(cell, strategy_of(strategy, self.accelerator), written)
+
+    def recomputing(self, strategy: str) -> Question | None:
+        """The question with activations that one strategy recomputes.
+
+        None if the strategy cannot, or if the user wrote whether it does.
+
+        Raises:
+            ConfigError: an option is unknown, or a value is invalid.
+        """
+        written = self.written_options(strategy)
+        can = issubclass(strategy_of(strategy, self.accelerator).options, RecomputingOptions)
+        if not can or "recompute" in written:
+            return None
+        return replace(self, options={**self.options, strategy: {**written, "recompute": True}})
 
     @cached_property
     def _planned(self) -> dict[str, tuple[dict[str, Any], Cell]]:

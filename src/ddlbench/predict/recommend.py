@@ -93,7 +93,11 @@ def candidate_of(question: Question, strategy: str, known_here: Knowledge) -> Ca
         if fastest.code != "too_large" or not known_here.by_runs:
             return fastest
         smaller = (assess(cell, known_here) for cell in question.smaller_cells(strategy))
-        return next((candidate for candidate in smaller if candidate.ranked), fastest)
+        small = next((candidate for candidate in smaller if candidate.ranked), fastest)
+        again = question.recomputing(strategy)
+        if again is None:
+            return small
+        return _fastest_of([small, candidate_of(again, strategy, known_here)])
     where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
     return Candidate(where, strategy_label(strategy), reason=reason)
 

@@ -30,12 +30,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
+from ddlbench.planning.recomputation import recomputes
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.alone import MessageLog
+from ddlbench.strategies.recomputation import (
+    buffered_block,
+    recompute_in_place,
+    why_not_recomputed,
+)
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import (
     MeanCrossEntropy,
@@ -178,6 +185,8 @@ class Executor:
         self.data = data
         self.loss_function = MeanCrossEntropy()
         self.spans = SpanRecorder(context.devices[0], enabled=False)
+        if recomputes(plan.cell):
+            self._recompute(network)
         self.module = self.place(network)
         if plan.cell.compile:
             for module in self.compiled_modules():
@@ -192,6 +201,31 @@ class Executor:
     def place(self, network: nn.Sequential) -> nn.Module:
         """Put the network on its device(s), wrapped as the strategy needs."""
         return network.to(self.context.devices[0])
+
+    def _recompute(self, network: nn.Sequential) -> None:
+        self.check_recomputation(network, "recompute: false")
+        if self.plan.cell.compile and (block := buffered_block(network)) is not None:
+            raise Unsupported(
+                f"a compiled block would change its buffers once more when it is recomputed, and "
+                f"{block} has some; write recompute: false or compile: false",
+                code="cannot_compile",
+            )
+        recompute_in_place(network)
+
+    def check_recomputation(
+        self, network: nn.Sequential, instead: str, *, with_graph: bool = True
+    ) -> None:
+        """Check that a network's passes can run again; those of built-in ones can.
+
+        Raises:
+            Unsupported: they cannot; ``instead`` is the setting to write.
+        """
+        if not self.context.traits.blocks:
+            return
+        spec, floating = DATASETS[self.plan.cell.dataset], self.context.floating
+        why = why_not_recomputed(network, spec, floating, instead, with_graph=with_graph)
+        if why is not None:
+            raise Unsupported(why)
 
     def compiled_modules(self) -> list[nn.Module]:
         """What torch.compile compiles, of a strategy whose descriptor says ``compiles``."""

@@ -39,6 +39,19 @@ def test_the_optimizer_decides_memory():
     assert after["ddp"] - before["ddp"] == pytest.approx(8 * (after["fsdp"] - before["fsdp"]))
 
 
+def test_strategies_that_do_not_fit_recompute_unless_the_user_says_no():
+    words = ["--hardware", "v100-sxm-16gb", "--network", "gpt-medium", "--dataset", "tokens"]
+    words += ["--batch-size", "1024", "--geometry", "1x4", "--optimizer", "adamw", "--json"]
+    fitted, refused = (
+        {row["strategy"]: row for row in json.loads(ask(*words, *option).output)["candidates"]}
+        for option in ([], ["--option", "fsdp.recompute=false"])
+    )
+    assert "+recompute=true/" in fitted["fsdp"]["cell_id"]
+    assert "fsdp" not in refused
+    # DDP fits with micro-batches, too, which are faster.
+    assert "+accumulate=8/" in fitted["ddp"]["cell_id"]
+
+
 def test_several_geometries_leave_no_file(tmp_path):
     actual = ask(*NDR, *RESNET, "--geometry", "1x8,8x8", "--json")
     values = json.loads(actual.output)

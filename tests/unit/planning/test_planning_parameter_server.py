@@ -51,7 +51,8 @@ def test_servers_take_the_first_places() -> None:
         ("worker", 1, 1, (1,), 0),
         ("worker", 1, 2, (2,), 1),
     ]
-    assert plan.details == {"servers": 4, "mode": "sync", "message_bytes": 4_194_304}
+    named = {"servers": 4, "mode": "sync", "message_bytes": 4_194_304, "recompute": False}
+    assert plan.details == named
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import nn
 from torchgpipe import GPipe
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.torchgpipe.executor import check_recomputation, count_once
+from ddlbench.strategies.recomputation import why_not_recomputed
+from ddlbench.strategies.torchgpipe.executor import count_once
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])
@@ -58,10 +59,12 @@ class Descends(nn.Module):
 )
 def test_a_pass_that_cannot_run_again_is_refused(block, why):
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), block)
-    with pytest.raises(Unsupported, match=f"{why}.*; write checkpoint: never"):
-        check_recomputation(network, DATASETS["mnist"], torch.float32)
+    mnist, instead = DATASETS["mnist"], "checkpoint: never"
+    reason = why_not_recomputed(network, mnist, torch.float32, instead, with_graph=False)
+    assert re.search(f"{why}.*; write {instead}", reason)
 
 
 def test_batch_norm_and_dropout_run_again():
     layers = nn.Linear(784, 10), nn.BatchNorm1d(10), nn.Dropout(0.5)
-    check_recomputation(nn.Sequential(nn.Flatten(), *layers), DATASETS["mnist"], torch.float32)
+    network = nn.Sequential(nn.Flatten(), *layers)
+    assert why_not_recomputed(network, DATASETS["mnist"], torch.float32, "") is None

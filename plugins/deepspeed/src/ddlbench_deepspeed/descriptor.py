@@ -35,6 +35,7 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.data_parallel import DataParallel, ShardedUnit, sharded_step
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
 from ddlbench.planning.plan import Options, Tried
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import GradientMessage, Message, Step, buckets
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
@@ -47,7 +48,7 @@ RELEASE = "0.19.8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedOptions(Options):
+class DeepSpeedOptions(RecomputingOptions):
     """Options of DeepSpeed."""
 
     stage: Literal[0, 1, 2, 3] = 2

@@ -56,6 +56,7 @@ from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_tables import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import Options, Tried
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import (
     DDP_FIRST_BUCKET_BYTES,
     GradientMessage,
@@ -78,7 +79,7 @@ _GLOO_THREADS = 2  # of torch's process group
 
 
 @dataclass(frozen=True, kw_only=True)
-class DdpOptions(Options):
+class DdpOptions(RecomputingOptions):
     """Options of DDP; ``tune`` tries none that saves memory and costs time."""
 
     bucket_cap_bytes: Annotated[Count, Tried(2**20, 5 * 2**20, 50 * 2**20, 100 * 2**20)] = (

@@ -44,6 +44,7 @@ from ddlbench.planning.data_parallel import (
 )
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.plan import Options, Plan, Process, Tried
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import GroupOptions, larger_groups, other_groups, uneven_groups
 from ddlbench.planning.strategy import Strategy
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FsdpOptions(Options):
+class FsdpOptions(RecomputingOptions):
     """Options of fully sharded data parallelism."""
 
     reshard_after_forward: Annotated[bool, Tried(False)] = True

@@ -21,6 +21,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.plan import Options, Tried
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import GradientMessage
 from ddlbench.planning.strategy import PARADL
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HorovodOptions(Options):
+class HorovodOptions(RecomputingOptions):
     """Options of Horovod, with the defaults of Horovod 0.28.
 
     DDLBench ran 0.19 and 0.20, whose defaults were 64 MiB and 5 ms.

@@ -35,6 +35,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
 from ddlbench.planning.plan import Options, Plan, Process
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import (
     Message,
     Step,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgdOptions(Options):
+class LocalSgdOptions(RecomputingOptions):
     """Options of local SGD; ``tune`` tries none: a longer round is faster, but trains otherwise."""
 
     average_every_steps: Count = 4

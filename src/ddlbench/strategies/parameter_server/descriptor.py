@@ -32,6 +32,7 @@ from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.plan import Options, Plan, Process, Tried, process_at
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import Compute, Message, Step, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy
 
@@ -43,7 +44,7 @@ _LEAST_BYTES = 64  # of a message
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServerOptions(Options):
+class ParameterServerOptions(RecomputingOptions):
     """Options of a parameter server."""
 
     servers: Annotated[Count, Tried(2)] = 1

@@ -54,6 +54,7 @@ from ddlbench.planning.plan import (
     needs_of,
     process_at,
 )
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipeDreamOptions(StageOptions):
+class PipeDreamOptions(StageOptions, RecomputingOptions):
     """Options of PipeDream."""
 
     replicas: Annotated[str | int, RuleText(r"^(auto|[1-9]\d*(\+[1-9]\d*)*)$")] = "auto"

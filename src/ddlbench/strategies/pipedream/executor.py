@@ -36,6 +36,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
 from ddlbench.planning.planner import StrategyPlan
+from ddlbench.planning.recomputation import recomputes
 from ddlbench.planning.schedules import Schedule
 from ddlbench.strategies.alone import dry_run
 from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported, free_blocks
@@ -193,7 +194,8 @@ class PipeDreamExecutor(Executor):
             module,
             number == 0,
             self.loss_function if number == last else None,
-            runs_backward=bool(context.traits.blocks),  # no built-in network does
+            # No built-in network does.
+            runs_backward=bool(context.traits.blocks) or recomputes(self.plan.cell),
         )
         return StageParts(
             number=number,

@@ -53,6 +53,7 @@ from ddlbench.planning.pipeline import (
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
 from ddlbench.planning.plan import BlockSource, Options, Plan, Process, Tried, needs_of, process_at
 from ddlbench.planning.planner import compared_micro_batches, micro_batch_counts
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -92,6 +93,16 @@ class InterleavedOptions(PipeliningOptions):
 
     stages_per_rank: Annotated[Count, Tried(4)] = 2
     """Stages of each device; stage s is on device s modulo the pipeline's devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholePassOptions(PipeliningOptions, RecomputingOptions):
+    """Options of pipelines that run a backward pass in one piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholePassInterleavedOptions(InterleavedOptions, RecomputingOptions):
+    """The same, with several stages a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,6 +343,7 @@ class TorchGPipeSchedule(SynchronousPipeline):
     label: ClassVar[str] = "GPipe (torch)"
     colour: ClassVar[str] = "#8F3F00"
     marker: ClassVar[str] = "<"
+    options: ClassVar[type[Options]] = WholePassOptions
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded", *PARADL)
 
@@ -348,6 +360,7 @@ class OneFOneB(SynchronousPipeline):
     label: ClassVar[str] = "1F1B"
     colour: ClassVar[str] = "#F0B040"
     marker: ClassVar[str] = ">"
+    options: ClassVar[type[Options]] = WholePassOptions
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         return _one_f_one_b(ranks, micro_batches)
@@ -379,6 +392,7 @@ class Interleaved1F1B(SeveralStagesPerRank):
     label: ClassVar[str] = "Interleaved 1F1B"
     colour: ClassVar[str] = "#B07800"
     marker: ClassVar[str] = "h"
+    options: ClassVar[type[Options]] = WholePassInterleavedOptions
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         return interleaved_1f1b(ranks, stages_per_rank, micro_batches)

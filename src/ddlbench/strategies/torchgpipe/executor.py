@@ -44,7 +44,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,17 +53,15 @@ import torchgpipe.pipeline
 from torch import Tensor, nn
 from torchgpipe import GPipe
 from torchgpipe.balance import balance_by_size, balance_by_time
-from torchgpipe.checkpoint import enable_recomputing, is_recomputing
+from torchgpipe.checkpoint import is_recomputing
 from torchgpipe.stream import use_device
 
-from ddlbench.common.errors import first_line
 from ddlbench.common.quantities import counted
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.emulated import QueuedDevices, queued_devices
-from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.networks.inspection import copy_of
 from ddlbench.strategies.executor import Executor, Unsupported
+from ddlbench.strategies.recomputation import ChangedForward, change_forward, with_copied_buffers
 from ddlbench.strategies.timing import Mark, Span, SpanRecorder
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 
@@ -94,9 +92,7 @@ class GPipeExecutor(Executor):
             or choose_balance(rule, network, sample, devices, self.chunks)
         )
         if self.checkpoint != "never":
-            if self.context.traits.blocks:  # tests train the built-in networks
-                spec = DATASETS[cell.dataset]
-                check_recomputation(network, spec, self.context.floating)
+            self.check_recomputation(network, "checkpoint: never", with_graph=False)
             count_once(network)
         module = GPipe(
             network,
@@ -393,64 +389,15 @@ def _named(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-_SAMPLES = 2
+def count_once(network: nn.Sequential) -> None:
+    """Have every block keep its buffers while torchgpipe recomputes."""
+    for block in dict.fromkeys(network):
+        change_forward(block, CountsOnce)
 
 
-def count_once(network: nn.Module) -> None:
-    """Have every layer with buffers keep them while torchgpipe recomputes."""
-    for module in network.modules():
-        if any(buffer is not None for buffer in module._buffers.values()):
-            _KeptBuffers(module)
+class CountsOnce(ChangedForward):
+    """Computes what a block computes; a recomputed pass changes copies of its buffers."""
 
-
-class _KeptBuffers:
-    """Lends a module copies of its buffers for a recomputed pass."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._kept: dict[str, Tensor | None] = {}
-        module.register_forward_pre_hook(self._lend)
-        module.register_forward_hook(self._take_back)
-
-    def _lend(self, module: nn.Module, _inputs: Any) -> None:
-        if is_recomputing():
-            self._kept = dict(module._buffers)
-            for name, buffer in self._kept.items():
-                module._buffers[name] = None if buffer is None else buffer.clone()
-
-    def _take_back(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        module._buffers.update(self._kept)
-        self._kept = {}
-
-
-def check_recomputation(network: nn.Sequential, spec: DatasetSpec, floating: torch.dtype) -> None:
-    """Check that a recomputed pass gives what the first one gave.
-
-    Raises:
-        Unsupported: it does not, as of a layer that counts its calls.
-    """
-    why = None
-    with seeded(0):
-        double = copy_of(network).train()
-        count_once(double)
-        inputs = made_up_inputs(spec, _SAMPLES, "cpu")
-        if inputs.is_floating_point():
-            inputs = inputs.to(floating)
-        numbers = torch.get_rng_state()
-        try:
-            with torch.no_grad():
-                first = double(inputs)
-            torch.set_rng_state(numbers)
-            with torch.enable_grad(), enable_recomputing():
-                second = double(inputs)
-        except RuntimeError as error:
-            why = f"fails: {first_line(error)}"
-        else:
-            # The same operations give the same numbers, but for the last bits.
-            few = 16 * torch.finfo(first.dtype).eps
-            if not torch.allclose(first, second, rtol=few, atol=few, equal_nan=True):
-                why = "gives another result than the first one"
-    if why is not None:
-        raise Unsupported(
-            f"a recomputed pass of the network {why}; write checkpoint: never",
-            code="recomputation_differs",
-        )
+    def forward(self, inputs: Tensor) -> Tensor:
+        with with_copied_buffers(self) if is_recomputing() else nullcontext():
+            return self.compute(inputs)
