@@ -45,7 +45,7 @@ CASES = [
     cell_of("pipe-1f1b", balance="2+4", chunks=2),
     cell_of("pipe-interleaved", network="gpt-tiny", chunks=2),
     pytest.param(cell_of("horovod"), marks=needs_horovod),
-    pytest.param(cell_of("deepspeed", network="gpt-tiny"), marks=needs_deepspeed),
+    *(pytest.param(cell_of("deepspeed", stage=stage), marks=needs_deepspeed) for stage in (2, 3)),
 ]
 
 

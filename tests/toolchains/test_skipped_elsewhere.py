@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ),
         # Each starts ranks that import DeepSpeed, which takes seconds: one for each stage.
         ("deepspeed", "plugins/deepspeed/tests/integration", "adamw_trains"),
+        ("deepspeed", "tests/equivalence/test_recomputation.py", "deepspeed"),
     ],
 )
 def test_with_a_library_installed_no_test_of_it_is_skipped(
