@@ -273,7 +273,7 @@ def _dealt(cell: Cell, strategy: Strategy, blocks: int) -> list[Cell] | Reason:
         if code_of(refusal) != "wrong_balance":
             return _as_reason(refusal)
     few = "1 block is" if blocks == 1 else f"{blocks} blocks are"
-    return Reason("too_few_blocks", f"{few} too few for its stages: {refusal}")
+    return Reason("too_few_blocks", f"{few} too few for its stages")
 
 
 def _with_balance(cell: Cell, counts: tuple[int, ...]) -> Cell:
