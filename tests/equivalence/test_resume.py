@@ -69,6 +69,8 @@ WORLDS = {
         cell_of("ddp", 3, bucket_cap_bytes=256, shard="optimizer"),
         cell_of("ddp", 3, accumulate=2, bucket_view=True),
         cell_of("ddp", 3, hook="fp16"),
+        cell_of("ddp", 3, shard="optimizer").with_(precision="fp16"),
+        cell_of("fsdp", 3).with_(precision="fp16"),
         cell_of("ddp", 3, bucket_cap_bytes=256, hook="powersgd", shard="optimizer"),
         # The checkpoint lies within the second round.
         cell_of("local-sgd", 3, outer_optimizer="nesterov"),

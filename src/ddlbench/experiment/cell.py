@@ -47,6 +47,7 @@ _MOST = 10**9 - 1  # nine digits, as in a geometry: times and sizes that come of
 _MOST_SEED = 2**53 - 1  # torch takes 64 bits, to which a rank adds; every reader of JSON this many
 _Natural = Annotated[Natural, Le(_MOST)]
 _Count = Annotated[Count, Le(_MOST)]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Optimizer = Literal["sgd", "adamw"]
 OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 1, "adamw": 2}
 """Tensors as large as the weights: SGD's momentum, AdamW's mean and mean square of gradients."""
@@ -120,8 +121,9 @@ class Cell(Form):
     """Generated data, or the copy that `real_data` names, here or in the site file."""
     loader_workers: _Natural = 0
     """Data-loading processes for each worker; 0 loads inside the worker."""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Arithmetic of the network; `tf32` exists on GPUs only."""
+    precision: Precision = "fp32"
+    """Arithmetic of the network: `bf16` and `fp16` by autocast, `fp16` with a loss that is scaled;
+    `tf32` exists on GPUs only."""
     cudnn_benchmark: bool = True
     """Let cuDNN search for its fastest kernels."""
     threads_per_device: _Count = 1

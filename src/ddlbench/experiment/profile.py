@@ -16,7 +16,7 @@ from annotated_types import Ge, MinLen
 from ddlbench.common.document import Document, read_once
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
-from ddlbench.experiment.cell import Cell, Optimizer, from_path, in_path
+from ddlbench.experiment.cell import Cell, Optimizer, Precision, from_path, in_path
 from ddlbench.experiment.config import making_anew
 
 PROFILE_VERSION = 1
@@ -216,7 +216,7 @@ class Profile(Form):
     profile_id: str
     dataset: str
     network: str
-    precision: Literal["fp32", "tf32", "bf16"]
+    precision: Precision
     threads_per_device: Count
     optimizer: Optimizer = "sgd"
     """Of the whole steps."""

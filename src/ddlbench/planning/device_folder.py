@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -22,7 +22,7 @@ from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, Name
 from ddlbench.common.schema import read_checked, read_yaml
-from ddlbench.experiment.cell import from_path
+from ddlbench.experiment.cell import Precision, from_path
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, check_folder_name, profile_file, project_file
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
@@ -38,7 +38,6 @@ from ddlbench.planning.device_table import (
 from ddlbench.planning.matrix import check_name
 
 DESCRIPTION = "device.yaml"
-Precision = Literal["fp32", "tf32", "bf16"]
 _HEADER = "# yaml-language-server: $schema=../../schemas/accelerator.json\n"  # for editors
 
 

@@ -83,6 +83,7 @@ class Strategy:
         install: how to get them, for whoever lacks one.
         float64: its ranks can train in float64, in which ``ddlbench check`` compares weights.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
+        scales_loss: its ranks agree which updates of a scaled loss are left out, as fp16 needs.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by what computes ("cpu",
             "cuda", "emulated"); see :meth:`preferred_on`.
@@ -108,6 +109,7 @@ class Strategy:
     requires: ClassVar[tuple[str, ...]] = ()
     float64: ClassVar[bool] = True
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
+    scales_loss: ClassVar[bool] = False
     install: ClassVar[str] = "see envs/README.md"
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
@@ -400,6 +402,12 @@ def why_not_supported(cell: Cell, strategy: Strategy) -> str | None:
     Raises:
         ConfigError: ``supports`` or ``placement`` has a fault.
     """
+    if cell.precision == "fp16" and not strategy.scales_loss:
+        return Reason(
+            "precision_unavailable",
+            f"strategy {cell.strategy} scales no loss, as fp16 needs; write precision: bf16 or "
+            "fp32",
+        )
     if strategy.name in STRATEGIES:
         return strategy.supports(cell)
     whose = described(_GROUP, strategy.name)

@@ -26,9 +26,9 @@ from annotated_types import MinLen
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Name, Positive
 from ddlbench.common.schema import nearest
+from ddlbench.experiment.cell import Precision
 from ddlbench.predict.constants import Described, HeldOut, WithConstants
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 _WITHOUT_BF16 = ("fp16", "fp32")
 """What a device without bf16 trains in."""
 RESERVED_BYTES = 2 * 2**30

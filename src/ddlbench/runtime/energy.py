@@ -41,6 +41,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.factory import training_flops
 from ddlbench.planning.plan import Process
 from ddlbench.runtime.gpus import gpus_of, library_name
+from ddlbench.strategies.training import HALF_TYPES
 
 POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package", "dram")  # beginnings of names of RAPL's domains
@@ -167,12 +168,12 @@ def peak_flops_per_s(devices: Sequence[torch.device], precision: str) -> float:
 
     Args:
         devices: of this process; a CPU device has as many threads as torch now uses.
-        precision: "fp32", "tf32" or "bf16"; of the first two, torch's global setting decides.
+        precision: of a cell; of fp32 and tf32, torch's global setting decides.
 
     Raises:
         RuntimeError: a device has no memory left, or no such arithmetic.
     """
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    kind = HALF_TYPES.get(precision, torch.float32)
     if len(devices) == 1:
         return _speed(devices[0], kind)
     with ThreadPoolExecutor(len(devices)) as pool:  # products release Python's lock

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -171,6 +172,7 @@ class Executor:
     spans: SpanRecorder  # off outside record_step, unless a strategy records measured steps, too
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    scaler: GradScaler | None  # of float16
 
     def prepare(
         self,
@@ -192,6 +194,11 @@ class Executor:
             for module in self.compiled_modules():
                 compile_in_place(module)
         self.optimizer = self.make_optimizer()
+        # A network in float16 loses gradients below 6e-8 (Micikevicius et al., "Mixed Precision
+        # Training", 2018, section 3.2). Those of a scaled loss are kept; an update whose gradients
+        # overflow is left out, and the scale halved.
+        scales = plan.cell.precision == "fp16"
+        self.scaler = GradScaler(context.devices[0].type) if scales else None
         self.module.train()
         self.begin()
 
@@ -254,7 +261,7 @@ class Executor:
         if divisor > 1:
             loss = loss / divisor
         self.spans.phase("backward")
-        self.backward(loss)
+        self.backward(loss if self.scaler is None else self.scaler.scale(loss))
         return loss.detach()
 
     def backward(self, loss: Tensor) -> None:
@@ -262,7 +269,15 @@ class Executor:
 
     def update(self) -> None:
         self.spans.phase("update")
-        self.optimizer.step()
+        self.step_optimizer()
+
+    def step_optimizer(self) -> None:
+        """Update the weights, unless gradients of a scaled loss have overflowed."""
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
 
     def train(self, batch: MiniBatch | None) -> list[Tensor]:
         """Train one mini-batch; the detached loss, if this process has it."""
@@ -329,12 +344,22 @@ class Executor:
         It holds tensors, numbers and texts in mappings and lists. The caller saves random
         generators and the position in the data.
         """
-        return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**state, **self.scale_state()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`checkpoint_state`; steps that were trained before leave no effect."""
         self.module.load_state_dict(state["module"])  # in place: views of the weights stay valid
         self.optimizer.load_state_dict(state["optimizer"])
+        self.load_scale_state(state)
+
+    def scale_state(self) -> dict[str, Any]:
+        """The part of a :meth:`checkpoint_state` that belongs to a scaled loss."""
+        return {} if self.scaler is None else {"scale": self.scaler.state_dict()}
+
+    def load_scale_state(self, state: Mapping[str, Any]) -> None:
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scale"])
 
     def details(self) -> dict[str, Any]:
         """Settings that only the run fixes (balance, buckets), as JSON values."""

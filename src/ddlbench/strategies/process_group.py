@@ -142,7 +142,8 @@ class ShardedStateExecutor(Executor):
 
     def checkpoint_state(self) -> dict[str, Any]:
         module = {name: local(value) for name, value in self.module.state_dict().items()}
-        return {"module": module, "optimizer": self._local_optimizer_state()}
+        state = {"module": module, "optimizer": self._local_optimizer_state()}
+        return {**state, **self.scale_state()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
         current = self.module.state_dict()
@@ -160,6 +161,7 @@ class ShardedStateExecutor(Executor):
             for number, entry in state["optimizer"]["state"].items()
         }
         self.optimizer.load_state_dict({**state["optimizer"], "state": whole})
+        self.load_scale_state(state)
 
     def _local_optimizer_state(self) -> dict[str, Any]:
         whole = self.optimizer.state_dict()

@@ -24,9 +24,12 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import Strategy
 
+HALF_TYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in, by the precision of a cell."""
+
 
 class MeanCrossEntropy(nn.CrossEntropyLoss):
-    """The mean over all samples, or over all positions of sequences; of bfloat16 in float32.
+    """The mean over all samples, or over all positions of sequences; of half precision in float32.
 
     All sequences have equally many positions. So the mean over equal parts of a mini-batch is the
     mean over the whole.
@@ -34,7 +37,7 @@ class MeanCrossEntropy(nn.CrossEntropyLoss):
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """(N, ..., classes), (N, ...) -> ()."""
-        if outputs.dtype == torch.bfloat16:
+        if outputs.dtype in HALF_TYPES.values():
             outputs = outputs.float()
         if labels.dim() > 1:
             outputs, labels = outputs.flatten(0, -2), labels.flatten()
@@ -127,15 +130,16 @@ def _warmth(cell: Cell, mini_batch: int) -> float:
 
 
 class Autocast(nn.Module):
-    """Computes a block in bfloat16 where autocast deems it safe; weights stay float32."""
+    """Computes a block in half precision where autocast deems it safe; weights stay float32."""
 
-    def __init__(self, block: nn.Module, device_type: str) -> None:
+    def __init__(self, block: nn.Module, device_type: str, kind: torch.dtype) -> None:
         super().__init__()
         self.block = block
         self.device_type = device_type
+        self.kind = kind
 
     def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(self.device_type, dtype=torch.bfloat16):
+        with torch.autocast(self.device_type, dtype=self.kind):
             outputs: Tensor = self.block(inputs)
         return outputs
 
@@ -147,14 +151,15 @@ def set_precision(precision: str) -> None:
 
 
 def with_precision(network: nn.Sequential, precision: str, device_type: str) -> nn.Sequential:
-    """The network in "fp32", "tf32" or "bf16"; sets torch's global matrix-product precision."""
+    """The network in a cell's precision; sets torch's global matrix-product precision."""
     set_precision(precision)
-    if precision != "bf16":
+    kind = HALF_TYPES.get(precision)
+    if kind is None:
         return network
     # named_children would omit the second place of a block that occurs twice.
     blocks = ((str(place), block) for place, block in network._modules.items())
     return nn.Sequential(
-        OrderedDict((name, Autocast(b, device_type)) for name, b in blocks if b is not None)
+        OrderedDict((name, Autocast(b, device_type, kind)) for name, b in blocks if b is not None)
     )
 
 

@@ -127,7 +127,7 @@ def test_the_configuration_itself_is_good() -> None:
         # texts that are not allowed
         ("matrix.geometry", ["2*4"], "matrix.geometry: geometry '2*4' is not <nodes>x<devices pe"),
         ("matrix.geometry", [62], "matrix.geometry.0: 62 is not a text (<nodes>x<devices per node"),
-        ("settings.precision", "fp16", "'fp16' is not allowed; write fp32, tf32 or bf16"),
+        ("settings.precision", "fp8", "'fp8' is not allowed; write fp32, tf32, bf16 or fp16"),
         ("settings.fabric", "10 gbit", "settings.fabric: '10 gbit' does not fit (Link condition"),
         ("experiment", "my run", "experiment: 'my run' does not fit (Name of the folder"),
         ("experiment", "a" * 99 + "!", "aaa... does not fit"),

@@ -95,7 +95,7 @@ def test_layers_have_three_batch_sizes(batch):
     [
         ("mnst/vgg11/fp32-1t", "unknown dataset 'mnst'; did you mean 'mnist'"),
         ("mnist/vgg1/fp32-1t", "unknown network 'vgg1'"),
-        ("mnist/vgg11/fp16-1t", "precision: 'fp16' is not allowed; write fp32, tf32 or bf16"),
+        ("mnist/vgg11/fp8-1t", "precision: 'fp8' is not allowed; write fp32, tf32, bf16 or fp16"),
         ("mnist/vgg11/fp32-1t-adam", "optimizer: 'adam' is not allowed; write sgd or adamw"),
         ("mnist/vgg11/tf32-1t", "tf32 exists on GPUs only"),
         ("mnist/vgg11", "is not a profile"),

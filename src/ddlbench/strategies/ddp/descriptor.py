@@ -120,6 +120,7 @@ class DistributedDataParallel(DataParallel):
     marker: ClassVar[str] = "D"
     library: ClassVar[str | None] = "ddp"
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
+    scales_loss: ClassVar[bool] = True
     not_compiled: ClassVar[str] = ""
     predictors: ClassVar[tuple[str, ...]] = ("ddp-buckets", "ddp-all-reduce", "ddp-serial", *PARADL)
     # A rank's only CPU core computes or sends, so no message is hidden there.
@@ -144,6 +145,11 @@ class DistributedDataParallel(DataParallel):
                 f"powersgd sends whole gradients in its first {EXACT_STEPS} steps; set "
                 f"warmup_steps to {EXACT_STEPS} or more",
             )
+        if hook == "powersgd" and cell.precision == "fp16":
+            conflict = (
+                "powersgd would keep gradients that overflow; write hook: none or another precision"
+            )
+            return Reason("conflicting_options", conflict)
         if cell.compile and options.bucket_cap_bytes < DDP_FIRST_BUCKET_BYTES:
             return Reason(
                 "conflicting_options",

@@ -222,12 +222,13 @@ class DdpExecutor(Executor):
     def checkpoint_state(self) -> dict[str, Any]:
         """Weights, the optimiser's states that this rank keeps, and PowerSGD's state."""
         module, optimizer = self.module.state_dict(), self.own_optimizer.state_dict()
-        state = {"module": module, "optimizer": optimizer}
+        state = {"module": module, "optimizer": optimizer, **self.scale_state()}
         return state if self.low_rank is None else {**state, "hook": self.low_rank.state_dict()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
         self.module.load_state_dict(state["module"])
         self.own_optimizer.load_state_dict(state["optimizer"])
+        self.load_scale_state(state)
         if self.low_rank is not None:
             self.low_rank.load_state_dict(state["hook"])
 

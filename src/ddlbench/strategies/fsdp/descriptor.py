@@ -75,6 +75,7 @@ class FullyShardedDataParallel(Strategy):
     marker: ClassVar[str] = "$\\heartsuit$"
     parallelism: ClassVar[str | None] = "data"
     executor: ClassVar[str] = "ddlbench.strategies.fsdp.executor:FsdpExecutor"
+    scales_loss: ClassVar[bool] = True
     not_compiled: ClassVar[str] = ""
     predictors: ClassVar[tuple[str, ...]] = ("sharded",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}

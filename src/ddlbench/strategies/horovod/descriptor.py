@@ -61,6 +61,7 @@ class Horovod(DataParallel):
     colour: ClassVar[str] = "#0072B2"
     marker: ClassVar[str] = "s"
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
+    scales_loss: ClassVar[bool] = True
     not_compiled: ClassVar[str] = ""
     predictors = ("ddlbench-eq1", *_THESIS, "horovod-serial", *PARADL)
     preferred_predictor: ClassVar[Mapping[str, str]] = {

@@ -100,16 +100,17 @@ class HorovodExecutor(Executor):
 
     def update(self) -> None:
         """Wait for the averages and step; a recorded step has a span for each."""
-        if not self.spans.enabled:
+        if not self.spans.enabled and self.scaler is None:
             self.optimizer.step()
             return
         self.spans.phase("all_reduce_wait")
-        self.messages.wait()
+        if self.spans.enabled:
+            self.messages.wait()
         optimizer: Any = self.optimizer
         optimizer.synchronize()
         self.spans.phase("update")
         with optimizer.skip_synchronize():
-            optimizer.step()
+            self.step_optimizer()
 
     @contextmanager
     def watched(self) -> Iterator[None]:

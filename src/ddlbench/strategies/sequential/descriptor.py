@@ -26,6 +26,7 @@ class Sequential(Strategy):
     family: ClassVar[str] = "baseline"
     not_compiled: ClassVar[str] = ""
     executor: ClassVar[str] = "ddlbench.strategies.executor:Executor"
+    scales_loss: ClassVar[bool] = True
     predictors: ClassVar[tuple[str, ...]] = ("sequential",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sequential", "cuda": "sequential"}
     recommended_by: ClassVar[Mapping[str, str]] = dict.fromkeys(

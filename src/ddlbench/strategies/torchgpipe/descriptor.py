@@ -105,6 +105,7 @@ class TorchGPipe(Strategy):
     """Base of the strategies that torchgpipe runs: one process with several partitions."""
 
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
+    scales_loss: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = True
     not_compiled: ClassVar[str] = (
         "torchgpipe runs and recomputes parts in threads of its own, which torch cannot trace"
