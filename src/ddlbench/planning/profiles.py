@@ -82,16 +82,16 @@ def needs_of(
     """The measurements of a profile, for the experiment's rows and its settings ``profile``.
 
     A network that is not in the matrix takes the batch sizes and settings of the other networks
-    of its dataset; failing those, of all.
+    of its dataset; failing those, of all. Where none of them can run, those of one device count.
 
     Raises:
         ConfigError: no such dataset or network, or the site cannot run it.
     """
     key = ProfileKey.from_id(profile_id)
     _check(key)
+    on_one_device = {"strategy": BASE, "nodes": 1, "devices_per_node": 1, "options": ()}
     cells = [row.cell for row in rows if row.unsupported is None]
-    if not cells:
-        raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
+    cells = cells or [row.cell.with_(**on_one_device) for row in rows]
     batches_of_cell = [cell for cell in cells if ProfileKey.of(cell) == key]
     cells = batches_of_cell or [cell for cell in cells if cell.dataset == key.dataset] or cells
     template = next((cell for cell in cells if cell.strategy == BASE), cells[0])
@@ -101,12 +101,9 @@ def needs_of(
         precision=key.precision,
         threads_per_device=key.threads_per_device,
         optimizer=key.optimizer,
-        strategy=BASE,
-        nodes=1,
-        devices_per_node=1,
         fabric="default",
         repeat=0,
-        options=(),
+        **on_one_device,
     )
     reason = site.supports(cell)
     if reason is not None:

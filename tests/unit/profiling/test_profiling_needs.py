@@ -73,6 +73,15 @@ def test_a_network_beside_the_matrix_takes_its_settings():
     assert needs.step_batches == (4, 8, 16, 32)
 
 
+def test_a_network_beside_a_matrix_that_the_site_cannot_run_takes_its_batch():
+    rows, settings = planned(matrix={"dataset": ["mnist"], "network": ["vgg11"],
+                                     "strategy": ["ddp"], "geometry": ["2x4"]})  # fmt: skip
+    assert all(row.unsupported for row in rows if row.cell.strategy == "ddp")
+    rows = [dataclasses.replace(row, unsupported="no table") for row in rows]
+    needs = needs_of("cifar10/resnet18/fp32-1t", rows, settings, SITE)
+    assert (needs.cell.network, needs.step_batches) == ("resnet18", (32,))
+
+
 def test_batch_sizes_by_hand():
     rows, settings = planned(profile={"batch_sizes": [16, 2, 4], "budget_s": 5})
     needs = needs_of("mnist/vgg11/fp32-1t", rows, settings, SITE)
