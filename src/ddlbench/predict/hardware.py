@@ -125,15 +125,28 @@ class DeviceSheet(Sourced):
 
     @classmethod
     def name_of(cls, alias: str) -> str | None:
-        """The file name of the shipped device that has that name or alias."""
-        return next(
-            (
-                name
-                for name in cls.names()
-                if alias.casefold() in (word.casefold() for word in (name, *cls.load(name).aliases))
-            ),
-            None,
-        )
+        """The file name of the shipped device that has that name or alias, however it is written.
+
+        ``NVIDIA A100-SXM4-80GB (400W)``, ``nvidia_a100-sxm4-80gb`` and ``a100 sxm 80gb`` are one.
+        """
+        words = _words(alias)
+        for name in cls.names():
+            if words in map(_words, (name, *cls.load(name).aliases)):
+                return name
+        return None
+
+
+_WORD = re.compile(r"[a-z0-9.]+")
+# Who makes or sells a device, and its power; SXM is one socket for each generation.
+_SAYS_NOTHING = re.compile(r"nvidia|amd|tesla|geforce|instinct|\d+w")
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name that tell devices apart."""
+    words = _WORD.findall(name.casefold())
+    return frozenset(
+        re.sub(r"^sxm\d$", "sxm", word) for word in words if not _SAYS_NOTHING.fullmatch(word)
+    )
 
 
 _CHIP = re.compile(r"\b[A-Z]+\d+S?(?=\W|$)")

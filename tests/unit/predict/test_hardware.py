@@ -21,15 +21,40 @@ def test_software_has_the_constants_of_the_model(name):
     assert {*decoder_time.CONSTANTS, *decoder_memory.CONSTANTS} <= set(software.constants)
 
 
-def test_a_device_is_known_by_the_names_that_tables_use():
-    assert DeviceSheet.called("NVIDIA H100-SXM5-80GB") == DeviceSheet.load("h100-sxm")
-    assert DeviceSheet.called("Nvidia Tesla V100-SXM2-32GB") == DeviceSheet.load("v100-sxm-32gb")
-    assert DeviceSheet.called("abacus") is None
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("NVIDIA H100-SXM5-80GB", "h100-sxm"),
+        ("Nvidia Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        # of nvidia-smi and torch
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm-16gb"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx-1080ti"),
+        ("AMD Instinct MI250X", "mi250x"),
+        # of SLURM's GRES, and of people
+        ("nvidia_a100-sxm4-40gb", "a100-sxm-40gb"),
+        ("h100 80gb hbm3", "h100-sxm"),
+        ("NVIDIA A100-SXM-80GB (400W)", "a100-sxm-80gb"),
+        # other devices of similar names
+        ("L40S", None),
+        ("GH200", None),
+        ("NVIDIA H100 NVL", None),
+        ("Tesla V100-PCIE-16GB", None),
+        ("nvidia_a100_3g.40gb", None),
+        ("NVIDIA", None),
+        ("abacus", None),
+    ],
+)
+def test_a_device_is_known_however_its_name_is_written(written, name):
+    assert DeviceSheet.name_of(written) == name
 
 
-def test_no_two_devices_have_the_same_alias():
-    aliases = [a.casefold() for n in DeviceSheet.names() for a in DeviceSheet.load(n).aliases]
-    assert len(aliases) == len(set(aliases))
+def test_every_name_of_a_device_is_of_it_alone():
+    for name in DeviceSheet.names():
+        for alias in (name, *DeviceSheet.load(name).aliases):
+            assert DeviceSheet.name_of(alias) == name
 
 
 def test_a_device_without_bf16_computes_in_fp16_or_fp32():

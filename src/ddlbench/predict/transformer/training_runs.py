@@ -374,9 +374,8 @@ def _sheets(names: pd.Series[Any], device: str | None, where: str) -> list[Devic
         return [DeviceSheet.named(device)] * len(names)
     sheets = {name: DeviceSheet.called(str(name)) for name in names.unique()}
     unknown = names.map(lambda name: sheets[name] is None)
-    known = [alias for name in DeviceSheet.names() for alias in DeviceSheet.load(name).aliases]
     for name in names[unknown]:
-        remark = nearest(name, known)
+        remark = nearest(name, DeviceSheet.names())
         refuse(unknown, names, where, f"accelerator is {{!r}}, which no data sheet names; {remark}")
     return [sheet for name in names if (sheet := sheets[name])]
 
