@@ -16,7 +16,15 @@ from ddlbench.commands.questions import check_given, geometries
 from ddlbench.commands.recommend_planned import planned_cluster
 from ddlbench.common.document import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.quantities import BYTES, TIMES, counted, in_one_unit, size_text, two_digits
+from ddlbench.common.quantities import (
+    BYTES,
+    TIMES,
+    counted,
+    in_one_unit,
+    size_text,
+    two_digits,
+    unit_for,
+)
 from ddlbench.common.screen import paragraph, ranking, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -187,12 +195,13 @@ def _micro_batch_text(row: Any) -> str:
     return f"{row.micro_batch} x {row.micro_batches}{recomputes}"
 
 
-def _columns(rows: Sequence[Any]) -> list[Sequence[str]]:
+def _columns(question: LayoutQuestion, rows: Sequence[Any]) -> list[Sequence[str]]:
+    memory_unit = unit_for(question.cluster.device.memory_bytes, BYTES)
     return [
         in_one_unit([row.step_s for row in rows], TIMES),
         [range_text(row.low_s, row.high_s) if row.low_s == row.low_s else "" for row in rows],
         [f"{two_digits(row.tokens_per_s / 1e3)} k" for row in rows],
-        in_one_unit([row.memory_bytes for row in rows], BYTES),
+        in_one_unit([row.memory_bytes for row in rows], [memory_unit]),
         [row.fits for row in rows],
     ]
 
@@ -202,7 +211,7 @@ def _one_lines(question: LayoutQuestion, geometry: str, answer: pd.DataFrame) ->
     if rows[0].fits == TOO_LARGE:
         return [*_header(question, geometry), *_nothing_fits(question, geometry, answer)]
     shown = rows[:_FEW]
-    columns = [*_layout(shown), *_columns(shown)]
+    columns = [*_layout(shown), *_columns(question, shown)]
     equal = {place for place, row in enumerate(rows, start=1) if row.equal_to_best}
     lines = _header(question, geometry)
     lines += ranking(_HEADINGS, zip(*columns, strict=True), equal if len(equal) > 1 else ())
@@ -214,7 +223,27 @@ def _one_lines(question: LayoutQuestion, geometry: str, answer: pd.DataFrame) ->
         f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are "
         f"equally good: {len(equal)}."
     )
+    lines += _better_batch(question, geometry, rows[0])
     return lines + paragraph(_CUT + _MICRO) + _facts(question, {geometry: answer})
+
+
+def _better_batch(question: LayoutQuestion, geometry: str, first: Any) -> list[str]:
+    """A sentence where the nearest batch that all devices can share trains more tokens a second."""
+    nodes, devices = parse_geometry(geometry, "--geometry")
+    replicas = nodes * devices // question.context
+    below = question.sequences - question.sequences % replicas
+    near = below, below + replicas
+    nearest = min(filter(None, near), key=lambda size: abs(size - question.sequences))
+    if nearest == question.sequences:
+        return []
+    other = next(replace(question, sequences=nearest).layouts(geometry).itertuples())
+    if other.fits != FITS or other.tokens_per_s <= (1 + EQUAL) * first.tokens_per_s:
+        return []
+    return paragraph(
+        f"A batch of {question.sequences:,} does not divide among {replicas:,} replicas. Take "
+        f"{nearest:,}: then {two_digits(other.tokens_per_s / first.tokens_per_s)} times as many "
+        "tokens a second."
+    )
 
 
 def _nothing_fits(question: LayoutQuestion, geometry: str, answer: pd.DataFrame) -> list[str]:
@@ -236,7 +265,7 @@ def _all_lines(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) ->
             lines += _nothing_fits(question, geometry, answer)
     if not able:
         return lines
-    columns = [list(able), *_layout(best), *_columns(best)]
+    columns = [list(able), *_layout(best), *_columns(question, best)]
     lines += table(f"devices | {_HEADINGS}", zip(*columns, strict=True))
     return [*lines, *paragraph(_CUT), *_facts(question, answers)]
 

@@ -67,6 +67,29 @@ def test_layouts_of_a_shape():
     assert max(map(len, actual.output.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("batch", "network", "hint"),
+    [
+        ("513", "gpt-7b", "A batch of 513 does not divide among 64 replicas. Take 512: then"),
+        ("1", "gpt-7b", "A batch of 1 does not divide among 64 replicas. Take 64: then"),
+        ("512", "gpt-7b", ""),
+        ("96", "gpt3-175b", ""),  # no layout of 64 replicas fits
+    ],
+)
+def test_a_batch_that_costs_much_by_its_divisors_is_named(batch, network, hint):
+    actual = ask(*NDR, "--network", network, "--batch-size", batch, "--geometry", "8x8")
+    assert actual.exit_code == 0, actual.output
+    words = " ".join(actual.output.split())
+    assert hint in words if hint else "does not divide" not in words
+
+
+def test_memory_is_in_the_unit_of_the_device():
+    words = ["--network", "llama-8b", "--batch-size", "64", "--context", "131072"]
+    output = ask(*NDR, *words, "--geometry", "1x8").output
+    rows = [line for line in output.splitlines() if " GB " in line]
+    assert "does not fit" in rows[-1] and " TB" not in output
+
+
 def test_layouts_as_json():
     actual = ask(*NDR, "--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x8", "--json")
     first = json.loads(actual.output)["layouts"][0]
