@@ -32,6 +32,7 @@ from ddlbench.cluster.kind_choice import (
 from ddlbench.common.document import parse_yaml, write_text
 from ddlbench.common.errors import ConfigError, file_fault, printable
 from ddlbench.common.quantities import counted
+from ddlbench.common.screen import paragraph
 from ddlbench.experiment.site import parse_site, site_file
 from ddlbench.interconnect.nvidia_programs import P2P, state_of_p2p
 from ddlbench.planning.budget import SPARE_MINUTES, timeouts_within
@@ -291,7 +292,7 @@ def choose(
     offers = _with_features(offers, constraint)
     offers = _with_devices(offers, devices_per_node)
     for line in partition_lines(here, offers):
-        click.echo(f"  {printable(line)}")
+        click.echo("\n".join(paragraph(line, indent="  ", hanging="    ")))
     if partition_name is None:
         offers = _of_one_partition(kinds, offers, ask)
     mine = [offer for offer in offers if offer.kind.partition == offers[0].kind.partition]
@@ -366,7 +367,7 @@ def _ask_offer(offers: list[Offer]) -> Offer:
     """One of several kinds of node in a partition, by its number or its type."""
     texts = labels(offers)
     for number, text in enumerate(texts, 1):
-        click.echo(f"  {number}  {printable(text)}")
+        click.echo("\n".join(paragraph(f"{number}  {text}", indent="  ", hanging="     ")))
 
     def read(answer: str) -> Offer:
         if answer.isdigit() and 1 <= int(answer) <= len(offers):

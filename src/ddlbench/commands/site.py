@@ -252,9 +252,10 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
     answers = interview(name, **given)
     path = write_site(answers, overwrite)
     chosen = answers.selection
-    click.echo(f"{path} is written: {chosen.text}, partition {chosen.offer.kind.partition}")
-    for remark in (*chosen.remarks, *link_test_remarks(chosen)):
-        click.echo("\n".join(paragraph(f"note: {remark}", hanging="  ")))
+    written = f"{path} is written: {chosen.text}, partition {chosen.offer.kind.partition}"
+    notes = (f"note: {remark}" for remark in (*chosen.remarks, *link_test_remarks(chosen)))
+    for text in (written, *notes):
+        click.echo("\n".join(paragraph(text, hanging="  ")))
     click.echo(f"Next: ddlbench site doctor --site {name}")
 
 

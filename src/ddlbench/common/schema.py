@@ -35,8 +35,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read as text: {error.reason}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text in UTF-8; save it as UTF-8") from None
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "empty" if value is None else "one value"
         raise ConfigError(f"{path} is {kind}; write 'key: value' lines")

@@ -132,6 +132,14 @@ def test_a_kind_of_node_is_shown_with_its_count_and_can_be_chosen(answer, projec
     assert (site.nodes, site.devices_per_node) == (60, 1)
 
 
+def test_a_partition_of_many_kinds_fits_the_terminal(project, cluster):
+    kinds = [f"gpu:nvidia_{name}:4" for name in ("a100-sxm4-80gb", "h100_80gb_hbm3", "v100-sxm2")]
+    cluster("".join(f"gpu|9|64|256000|{gres}|infinite|up|x|idle\n" for gres in kinds), "gpu")
+    output = run_init("beta", answers="\n\n\n\n\n")
+    assert max(map(len, output.splitlines())) <= 80, output
+    assert "9 nodes of 4x nvidia_v100-sxm2" in " ".join(output.split())
+
+
 TEXTS = ("4090", "on", "30001", "1e3", "null", "2024-01-01", "y", "0x1F", "~", 'a: "b" #c', "- x")
 
 

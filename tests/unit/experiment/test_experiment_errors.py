@@ -200,7 +200,7 @@ def test_a_misspelt_required_key_is_named_rather_than_the_one_it_leaves_missing(
         ("- a\n- b", " is a list; write 'key: value' lines"),
         ("", " is empty; write 'key: value' lines"),
         ("3", " is one value; write 'key: value' lines"),
-        (b"\xff\xfe\x00", "cannot be read as text"),
+        (b"\xff\xfe\x00", "is no text in UTF-8; save it as UTF-8"),
     ],
 )
 def test_yaml(tmp_path: Path, text: str | bytes, sentence: str) -> None:
