@@ -408,7 +408,7 @@ class Fails(nn.Module):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_blocks_that_fail_in_any_way_make_one_block(device, monkeypatch) -> None:
-    monkeypatch.setattr(recorded, "_blocks_of", lambda *_: nn.Sequential(Fails()))
+    monkeypatch.setattr(recorded, "blocks_of", lambda *_: nn.Sequential(Fails()))
     with torch.device(device):
         network = whole(Outer(Middle(), inner=True), "")[0]
     with pytest.raises(CannotRecord, match="its blocks fail .AttributeError: .* 'nowhere'"):
