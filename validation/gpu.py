@@ -5,7 +5,7 @@
     1  clock     CUDA events against the wall, harness overhead, losses, noise, NVML, out of memory
     2  predict   profiles of seven networks, and what the predictor says of sizes not profiled
     3  ranks     every strategy with 2 and 4 ranks on the one GPU; kill, resume, NCCL sweeps
-    4  options   contention, p2pBandwidthLatencyTest, Horovod with NCCL, FSDP, bf16, compile
+    4  options   contention, p2pBandwidthLatencyTest, Horovod with NCCL, FSDP, bf16, fp16, compile
     5  device    times of kernels, and profiles of many networks for config/accelerators
 
 It needs this checkout, Python with torch, and the wheels that ``--prepare`` collects on a machine

@@ -1,8 +1,8 @@
-"""Part 4: contention on one GPU, NVIDIA's tests, Horovod with NCCL, FSDP2, bf16, torch.compile.
+"""Part 4: contention on one GPU, NVIDIA's tests, Horovod with NCCL, FSDP2, half precision, compile.
 
 ::
 
-    timings    contention | bf16
+    timings    contention | bf16 | fp16
     build                       | Horovod ..................... |
     functions                   | FSDP2 | compile | links | p2p | Horovod's cell
 
@@ -16,6 +16,7 @@ import shutil
 import statistics
 import sysconfig
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ __all__ = ["run"]
 _HOROVOD = "Horovod with NCCL"
 _LOSS_LIMIT = 1e-3  # relative
 _FSDP_LIMIT = 1e-4  # relative
-_BF16_LIMIT = 0.05  # relative, of the mean of the last losses
+_HALF_LIMIT = 0.05  # relative, of the mean of the last losses
 _LAST_LOSSES = 5
 _FEWEST_SLOWDOWN = 0.95
 _BUILD_LIMIT_S = 240.0
@@ -54,7 +55,8 @@ def run(study: Study) -> None:
     """All checks of this part."""
     on_path(study.folder / "site")
     study.check("contention of two ddp ranks", lambda: _contention(study), needs_s=60)
-    study.check("bf16", lambda: _bf16(study), needs_s=30)
+    for precision in ("bf16", "fp16"):
+        study.check(precision, partial(_half, study, precision), needs_s=30)
     building = _Building(study)
     try:
         study.check("FSDP2", lambda: _fsdp(study), needs_s=30)
@@ -152,8 +154,8 @@ def _contention(study: Study) -> Verdict:
     )
 
 
-def _bf16(study: Study) -> Verdict:
-    """The same cell in both precisions: the mean loss of all steps.
+def _half(study: Study, half: str) -> Verdict:
+    """The same cell in single and in half precision: the mean loss of all steps.
 
     The last losses are near zero, where a small difference is a large share of them.
     """
@@ -163,24 +165,24 @@ def _bf16(study: Study) -> Verdict:
         data_scale=0.02 if study.small else 0.1, threads_per_device=2,
     )  # fmt: skip
     mean_loss, last_loss, step_s = {}, {}, {}
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", half):
         variant = cell.with_(precision=precision)
         step_s[precision] = median_step_s(_ok(study, variant, study.site()))
         losses = losses_of(study.folder_of(variant))
         mean_loss[precision] = statistics.fmean(losses)
         last_loss[precision] = statistics.fmean(losses[-_LAST_LOSSES:])
-    apart = abs(mean_loss["bf16"] / mean_loss["fp32"] - 1)
+    apart = abs(mean_loss[half] / mean_loss["fp32"] - 1)
     return Verdict(
-        apart <= _BF16_LIMIT,
+        apart <= _HALF_LIMIT,
         {
             "mean_loss_deviation": apart,
             "fp32_last_loss": last_loss["fp32"],
-            "bf16_last_loss": last_loss["bf16"],
-            "step_ratio": step_s["bf16"] / step_s["fp32"],
+            f"{half}_last_loss": last_loss[half],
+            "step_ratio": step_s[half] / step_s["fp32"],
             "fp32_step_s": step_s["fp32"],
             "network": network,
         },
-        "" if apart <= _BF16_LIMIT else f"the limit is {_BF16_LIMIT:.0%}",
+        "" if apart <= _HALF_LIMIT else f"the limit is {_HALF_LIMIT:.0%}",
     )
 
 

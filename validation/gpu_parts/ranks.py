@@ -34,6 +34,7 @@ from ddlbench.experiment.result import Result
 from ddlbench.experiment.site import Interconnect, Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import measure_links
+from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.store import journal_file, read_journal
 from ddlbench.runtime.launch import SHARED_GPU_NOTE
@@ -92,11 +93,16 @@ def _cells(study: Study) -> list[Cell]:
     every = [name for name in known("ddlbench.strategies") if name != BASE]
     strategies = _SMALL if study.small else every
     counts = (2,) if study.small else (2, 4)
-    return [_cell(strategy, count) for strategy in strategies for count in counts]
+    cells = [_cell(strategy, count) for strategy in strategies for count in counts]
+    again = [
+        name for name in strategies if issubclass(strategy_of(name).options, RecomputingOptions)
+    ]
+    return [*cells, *(_cell(name, 2, options=(("recompute", True),)) for name in again)]
 
 
 def _name(cell: Cell) -> str:
-    return f"{cell.strategy} {cell.devices} ranks"
+    recomputes = " that recompute" if cell.options else ""
+    return f"{cell.strategy} {cell.devices} ranks{recomputes}"
 
 
 def _measure(study: Study, cells: Sequence[Cell]) -> dict[str, Outcome]:
