@@ -21,6 +21,7 @@ from itertools import accumulate
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Options
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.planning.workload import Block, Step, Tensor, Workload
 
 
@@ -35,7 +36,9 @@ class RecomputingOptions(Options):
 
 def recomputes(cell: Cell) -> bool:
     """Whether the blocks of a cell compute their activations again."""
-    return cell.option("recompute", False) is True
+    if cell.option("recompute", False) is not True:
+        return False
+    return issubclass(known_strategy(cell.strategy).options, RecomputingOptions)
 
 
 class RecomputedWorkload(Workload):
