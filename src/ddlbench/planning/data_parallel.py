@@ -208,9 +208,10 @@ def sharded_bytes(
     rank gives, ``g`` whole gradients)::
 
         all-gather        shares | activations so far | s + w received | w copied out
-        backward          shares | activations left   | w | g of the unit, r of the last one
-        reduce-scatter    shares | activations left   | g | g copied in
+        backward          shares | activations left   | w | a | g of the unit, r of the last one
+        reduce-scatter    shares | activations left   | a | g | g copied in
 
+    FSDP gathers one unit ahead in the backward pass (``a``). On CPUs gloo copies what it scatters.
     Shares are weights, the optimiser's states, and gradients of units that are done.
     """
     blocks, cell = workload.blocks, plan.cell
@@ -226,7 +227,8 @@ def sharded_bytes(
             peak = max(peak, whole + samples * saved + 2 * gathered + kept[index].shard_bytes)
             whole += 0 if kept[index].gathered_twice else gathered
         saved += block.saved_bytes
-    done = last = 0.0
+    copies = 2 if workload.device_kind == "cuda" else 3
+    done = last = ahead = 0.0
     for index in reversed(range(len(blocks))):
         block, unit = blocks[index], kept.get(index)
         passing = block.recomputed_bytes + block.input_bytes + block.output_bytes
@@ -237,12 +239,15 @@ def sharded_bytes(
             gathering = 2 * weights + unit.shard_bytes
             peak = max(peak, whole + done + last + samples * saved + gathering)
             whole += weights
-        peak = max(peak, whole + done + last + activations + gradients)
+        if unit is not None:
+            before = kept.get(max((other for other in kept if other < index), default=-1))
+            ahead = before.shard_bytes * sharers if before and before.gathered_twice else 0
+        peak = max(peak, whole + ahead + done + last + activations + gradients)
         whole -= weights
         saved -= block.saved_bytes
         if unit is not None:
             done += shares[index]
-            reducing = samples * (saved + block.input_bytes) + 2 * gradients
-            peak = max(peak, whole + done + reducing)
+            reducing = samples * (saved + block.input_bytes) + copies * gradients
+            peak = max(peak, whole + ahead + done + reducing)
             last = gradients
     return (round(base + peak),) * plan.world_size

@@ -1,4 +1,4 @@
-"""What DDP's options save by the model, against live tensors of a real step."""
+"""What strategies and options save by the model, against live tensors of a real step."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def measure_here(cell: Cell, rank: int, store: Store | None) -> int:
     return peak
 
 
-def cell_of(options: dict[str, Any]) -> Cell:
+def cell_of(options: dict[str, Any], strategy: str = "ddp") -> Cell:
     made = tuple(sorted(options.items()))
-    return Cell("mnist", "layers", "ddp", BATCH, devices_per_node=2, options=made)
+    return Cell("mnist", "layers", strategy, BATCH, devices_per_node=2, options=made)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -91,3 +91,13 @@ def test_fp16_gradients_need_no_more_than_the_model_says():
     (most, _), (plain, _) = predicted(cells[0]), predicted(cell_of({}))
     for peak in peaks:
         assert plain - LAYER_BYTES / 10 < peak < most + LAYER_BYTES / 10
+
+
+SHARED: list[dict[str, Any]] = [{}, {"reshard_after_forward": False}]
+
+
+def test_shared_weights_are_there_as_often_as_the_model_says():
+    """With what FSDP gathers ahead; a thread of gloo may hold a copy for longer, on a few ranks."""
+    cells = [cell_of(options, "fsdp") for options in SHARED]
+    for cell, peaks in zip(cells, run_ranks(measure_here, cells, 2), strict=True):
+        assert min(peaks) == pytest.approx(min(predicted(cell)), abs=LAYER_BYTES / 10), cell.id

@@ -157,10 +157,15 @@ def test_fsdp_shares_all_but_the_weights_of_one_block():
     # Shares of weights and momentum 2 x 750, buffers 8; 8 samples a rank. The worst moment is when
     # the first block's weights come back: 8 x 30 activations, 250 of gradients that are done, 500
     # that were given to be summed, and 500 given, 1000 received, 1000 copied out.
-    assert peak("fsdp", "1x2", 16) == (1508 + 240 + 250 + 500 + 2500,) * 2
+    gpus, kept = workload(device_kind="cuda"), {"reshard_after_forward": False}
+    plan = make.plan("fsdp", "1x2", 16)
+    assert memory_bytes(gpus, plan) == (1508 + 240 + 250 + 500 + 2500,) * 2
     # Kept, they are there already: its backward pass with 1000 of gradients is the worst.
-    kept = peak("fsdp", "1x2", 16, options={"reshard_after_forward": False})
-    assert kept == (1508 + 1000 + 250 + 500 + 8 * 60 + 1000,) * 2
+    plan = make.plan("fsdp", "1x2", 16, options=kept)
+    assert memory_bytes(gpus, plan) == (1508 + 1000 + 250 + 500 + 8 * 60 + 1000,) * 2
+    # On CPUs it is their sum: 8 x 10 of input, 750 that are done then, 1000 three times.
+    for options in ({}, kept):
+        assert peak("fsdp", "1x2", 16, options=options) == (1508 + 80 + 750 + 3000,) * 2
 
 
 def test_local_sgd_copies_its_weights_when_activations_are_gone():
