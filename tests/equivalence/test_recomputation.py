@@ -36,6 +36,7 @@ CASES = [
     cell_of("ddp", network="cases.strangers_networks:noisy"),
     cell_of("ddp", network="gpt-tiny", shard="optimizer"),
     cell_of("fsdp"),
+    cell_of("fsdp", accumulate=2),
     cell_of("hsdp", network="gpt-tiny"),
     cell_of("local-sgd"),
     cell_of("parameter-server", 3),

@@ -68,6 +68,7 @@ WORLDS = {
         cell_of("ddp", 3, bucket_cap_bytes=256),
         cell_of("ddp", 3, bucket_cap_bytes=256, shard="optimizer"),
         cell_of("ddp", 3, accumulate=2, bucket_view=True),
+        cell_of("fsdp", 3, accumulate=2),
         cell_of("ddp", 3, hook="fp16"),
         cell_of("ddp", 3, shard="optimizer").with_(precision="fp16"),
         cell_of("fsdp", 3).with_(precision="fp16"),

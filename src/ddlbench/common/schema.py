@@ -304,7 +304,7 @@ def _yaml_number(number: float) -> str:
     return f"{mantissa}.0e{exponent}" if mark and "." not in mantissa else repr(number)
 
 
-_ACCUMULATE = "write it as an option of ddp, strategies: {ddp: {accumulate: 4}}"
+_ACCUMULATE = "write it as an option of each strategy, strategies: {ddp: {accumulate: 4}}"
 # Settings that other tools have, and what to say of them where ours stand.
 _OTHER_WORDS = {
     "lr": "write learning_rate",

@@ -108,7 +108,8 @@ class DataParallel(Strategy):
         return 0
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return data_parallel_bytes(workload, plan, self.communication_bytes(workload, plan))
+        sent_bytes = self.communication_bytes(workload, plan)
+        return data_parallel_bytes(workload, plan, sent_bytes, self.micro_batches(plan))
 
 
 def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
@@ -146,11 +147,16 @@ def sharded_step(
     units: Sequence[ShardedUnit],
     sharers: int,
     library: str | None = None,
+    *,
+    micro_batches: int = 1,
 ) -> Step:
     """Gathers, passes and reduce-scatters of a step, block by block.
 
     Where groups of ``sharers`` neighbouring ranks have copies of the weights, the ranks with the
-    same share of them sum their gradients, too.
+    same share of them sum their gradients, too, once a step.
+
+    Each micro-batch gathers the weights and scatters the gradients anew, as a rank has room for its
+    share of them only.
 
     On CPUs each message holds up its rank. On GPUs weights of the next block are gathered when a
     block begins, and gradients are summed beside the backward pass::
@@ -170,28 +176,32 @@ def sharded_step(
     if sharers < plan.world_size:
         over = Group.widest(plan, range(0, plan.world_size, sharers))
     within = Group.widest(plan, range(sharers))
-    tasks: list[Compute | Message] = [Compute("load"), Compute("rest")]
-    gathered: tuple[int, ...] = ()
-    if passes:
-        gathered = (len(tasks),)
-        tasks.append(_gather(passes[0][1], within, ()))
+    tasks: list[Compute | Message] = []
     scattered: list[int] = []
-    for (phase, unit, blocks, _), after in zip(passes, [*passes[1:], None], strict=True):
-        weights = gathered
-        if after is not None and after[3]:
+    for remaining in reversed(range(micro_batches)):
+        tasks += [Compute("load"), Compute("rest")]
+        gathered: tuple[int, ...] = ()
+        if passes:
             gathered = (len(tasks),)
-            tasks.append(_gather(after[1], within, weights))
-        tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
-        if phase == "backward":
-            size = unit.gradient_bytes
-            tasks.append(Message("reduce_scatter", size, LINK, (), within, tensors=unit.tensors))
-            if over is not None:
-                summed = Message("all_reduce", -(-size // sharers), LINK, (len(tasks) - 1,), over)
-                tasks.append(summed)
-            scattered.append(len(tasks) - 1)
+            # FSDP waits for the sums of a backward pass before it goes on.
+            tasks.append(_gather(passes[0][1], within, tuple(scattered)))
+        scattered = []
+        for (phase, unit, blocks, _), after in zip(passes, [*passes[1:], None], strict=True):
+            weights = gathered
+            if after is not None and after[3]:
+                gathered = (len(tasks),)
+                tasks.append(_gather(after[1], within, weights))
+            tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
+            if phase == "backward":
+                size, part = unit.gradient_bytes, -(-unit.gradient_bytes // sharers)
+                own = Message("reduce_scatter", size, LINK, (), within, tensors=unit.tensors)
+                tasks.append(own)
+                if over is not None and not remaining:
+                    tasks.append(Message("all_reduce", part, LINK, (len(tasks) - 1,), over))
+                scattered.append(len(tasks) - 1)
     tasks.append(Compute("update", waits_for=tuple(scattered)))
     beside = tuple(tasks) if workload.device_kind == "cuda" else blocking(tasks)
-    samples = plan.cell.batch_size / plan.world_size
+    samples = plan.cell.batch_size / plan.world_size / micro_batches
     return Step(beside, samples, transport_of(workload.device_kind), library)
 
 
@@ -200,7 +210,12 @@ def _gather(unit: ShardedUnit, within: Group, waits_for: tuple[int, ...]) -> Mes
 
 
 def sharded_bytes(
-    workload: Workload, plan: Plan, units: Sequence[ShardedUnit], sharers: int
+    workload: Workload,
+    plan: Plan,
+    units: Sequence[ShardedUnit],
+    sharers: int,
+    *,
+    micro_batches: int = 1,
 ) -> tuple[int, ...]:
     """Peak bytes of every rank, if ``sharers`` ranks keep a share of the weights each (FSDP2).
 
@@ -212,14 +227,18 @@ def sharded_bytes(
         reduce-scatter    shares | activations left   | a | g | g copied in
 
     FSDP gathers one unit ahead in the backward pass (``a``). On CPUs gloo copies what it scatters.
-    Shares are weights, the optimiser's states, and gradients of units that are done.
+    Shares are weights, the optimiser's states, and gradients of units that are done: of all, where
+    an earlier micro-batch left some. Then a unit's new share exists until it is added.
     """
     blocks, cell = workload.blocks, plan.cell
-    samples = cell.batch_size / plan.world_size
+    share = cell.batch_size / plan.world_size
+    samples = share / micro_batches
     kept = {unit.block: unit for unit in units}
     shares = {index: unit.gradient_bytes / sharers for index, unit in kept.items()}
     base = sum(shares.values()) * (1 + cell.optimizer_states)
     base += workload.fixed_memory_bytes + sum(block.buffer_bytes for block in blocks)
+    if micro_batches > 1:
+        base += sum(shares.values()) + (share - samples) * blocks[0].input_bytes
     saved = whole = peak = 0.0
     for index, block in enumerate(blocks):
         if index in kept:
@@ -246,8 +265,8 @@ def sharded_bytes(
         whole -= weights
         saved -= block.saved_bytes
         if unit is not None:
-            done += shares[index]
-            reducing = samples * (saved + block.input_bytes) + copies * gradients
+            reducing = samples * (saved + block.input_bytes) + copies * gradients + shares[index]
             peak = max(peak, whole + ahead + done + reducing)
+            done += shares[index] if micro_batches == 1 else 0.0
             last = gradients
     return (round(base + peak),) * plan.world_size

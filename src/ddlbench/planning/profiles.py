@@ -72,8 +72,9 @@ def device_batches(cell: Cell, accelerator: Accelerator | None = None) -> set[in
         return {cell.batch_size}
     shards = {process.num_shards for process in processes if process.shard >= 0}
     shares = {cell.batch_size // count for count in shards}
-    chunks = int(strategy.option_values(cell).get("chunks", 1))
-    return shares | {max(share // chunks, 1) for share in shares}
+    values = strategy.option_values(cell)
+    parts = int(values.get("chunks", values.get("accumulate", 1)))
+    return shares | {max(share // parts, 1) for share in shares}
 
 
 def needs_of(

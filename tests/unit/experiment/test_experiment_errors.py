@@ -76,7 +76,11 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.optimiser", "adam", "'optimiser' is not a key here; write optimizer"),
         ("settings.loss", "mse", "'loss' is not a key here; the loss is always cross-entropy"),
         ("settings.weight_decay", -0.1, "settings.weight_decay: -0.1 is too small; write at"),
-        ("settings.gradient_accumulation", 4, "option of ddp, strategies: {ddp: {accumulate: 4}}"),
+        (
+            "settings.gradient_accumulation",
+            4,
+            "option of each strategy, strategies: {ddp: {accumulate: 4}}",
+        ),
         ("optimizer", "adam", "'optimizer' is not a key here; known: "),
         # wrong types
         ("matrix.dataset", "mnist", "matrix.dataset: 'mnist' is not a list; write [mnist]"),

@@ -53,6 +53,9 @@ def test_micro_batches_must_divide_a_workers_samples():
     uneven = STRATEGY.supports(cell_of(batch_size=50, accumulate=5))
     assert uneven is not None and "does not divide over 4 workers" in uneven
     assert STRATEGY.micro_batches(make_plan(cell_of(accumulate=3))) == 3
+    for name in ("horovod", "fsdp", "hsdp"):
+        other = cell_of(accumulate=5).with_(strategy=name)
+        assert strategy_of(name).supports(other) == reason
 
 
 def test_only_powersgd_has_a_rank():

@@ -47,9 +47,15 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
         {"hook": "fp16"},
         {"hook": "powersgd", "hook_rank": 2},
     ),
-    "horovod": ({}, {"fusion_threshold_bytes": 3 * MB}, {"fusion_threshold_bytes": 0}),
+    "horovod": (
+        {},
+        {"fusion_threshold_bytes": 3 * MB},
+        {"fusion_threshold_bytes": 0},
+        {"accumulate": 2},
+    ),
     "deepspeed": tuple({"stage": stage, "bucket_bytes": 2 * MB} for stage in range(4)),
-    "fsdp": ({}, {"reshard_after_forward": False}, {"param_dtype": "bf16"}),
+    "fsdp": ({}, {"reshard_after_forward": False}, {"param_dtype": "bf16"}, {"accumulate": 2}),
+    "hsdp": ({}, {"accumulate": 2}),
     "local-sgd": ({}, {"average_every_steps": 1}),
     "parameter-server": (
         {},

@@ -8,6 +8,7 @@ from typing import Any
 import predict_factory as make
 import pytest
 import torch
+from cases.small_cells import needs_horovod
 from torch import nn
 from torch.distributed import Store
 
@@ -93,7 +94,12 @@ def test_fp16_gradients_need_no_more_than_the_model_says():
         assert plain - LAYER_BYTES / 10 < peak < most + LAYER_BYTES / 10
 
 
-SHARED: list[dict[str, Any]] = [{}, {"reshard_after_forward": False}]
+SHARED: list[dict[str, Any]] = [
+    {},
+    {"reshard_after_forward": False},
+    {"accumulate": 2},
+    {"accumulate": 2, "reshard_after_forward": False},
+]
 
 
 def test_shared_weights_are_there_as_often_as_the_model_says():
@@ -101,3 +107,11 @@ def test_shared_weights_are_there_as_often_as_the_model_says():
     cells = [cell_of(options, "fsdp") for options in SHARED]
     for cell, peaks in zip(cells, run_ranks(measure_here, cells, 2), strict=True):
         assert min(peaks) == pytest.approx(min(predicted(cell)), abs=LAYER_BYTES / 10), cell.id
+
+
+@needs_horovod
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=str)
+def test_horovods_gradients_are_there_as_often_as_the_model_says(options):
+    cell = cell_of(options, "horovod")  # which joins once in a process
+    (peaks,) = run_ranks(measure_here, [cell], 2)
+    assert peaks == pytest.approx(predicted(cell), abs=LAYER_BYTES / 10)

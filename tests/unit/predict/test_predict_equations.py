@@ -48,6 +48,13 @@ def test_sequential_at_another_batch_is_read_off_the_line_and_says_so():
     )
 
 
+@pytest.mark.parametrize("name", ["ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport"])
+def test_ddlbench_eq1_has_no_micro_batches(name):
+    plan = make.plan("horovod", options={"accumulate": 2})
+    with pytest.raises(NotPredictable, match="computes a share at once; write accumulate: 1"):
+        prediction_of(name, plan, make.table(SLOW_RING))
+
+
 def test_ddlbench_eq1():
     options = {"fusion_threshold_bytes": 64 * MB}
     actual = prediction_of(

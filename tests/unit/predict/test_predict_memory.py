@@ -168,6 +168,14 @@ def test_fsdp_shares_all_but_the_weights_of_one_block():
         assert peak("fsdp", "1x2", 16, options=options) == (1508 + 80 + 750 + 3000,) * 2
 
 
+def test_fsdp_keeps_a_share_of_the_gradients_of_earlier_micro_batches():
+    # 4 samples at once, and 4 wait: 40 of input before, and 40 of input at the worst moment, when
+    # the first block's gradient is there three times. Beside all shares of gradients, 750, is the
+    # new one, 500.
+    accumulated = peak("fsdp", "1x2", 16, options={"accumulate": 2})
+    assert accumulated == (1508 + 40 + 40 + 750 + 500 + 3000,) * 2
+
+
 def test_local_sgd_copies_its_weights_when_activations_are_gone():
     # Gradients 1500 and a copy of 1500 are more than the 1980 of the backward pass.
     assert peak("local-sgd", "1x2", 16) == (3008 + 3000,) * 2

@@ -95,15 +95,16 @@ def test_speedups_are_over_one_device_that_has_no_room(ranking_of):
     assert none.speedup(again) == room.speedup(ddp)
 
 
-def test_ddp_takes_micro_batches_where_a_share_has_no_room(ranking_of):
+@pytest.mark.parametrize("strategy", ["ddp", "horovod", "fsdp"])
+def test_micro_batches_are_taken_where_a_share_has_no_room(ranking_of, strategy):
     question = make.question(batch_size=49152)
-    room = by_strategy(ranking_of(question))["ddp"]
+    room = by_strategy(ranking_of(question))[strategy]
     assert room.cell.option("accumulate") is None
     for recommender, is_ranked in (("ddlbench", True), ("thesis", False)):
         known_here = {"recommender": recommender, "device_memory_bytes": room.memory_bytes - 1}
-        ddp = by_strategy(ranking_of(question, **known_here))["ddp"]
-        assert ddp.ranked == is_ranked  # the thesis knows no micro-batches of DDP
-        assert (ddp.cell.option("accumulate") is not None) == is_ranked
+        candidate = by_strategy(ranking_of(question, **known_here))[strategy]
+        assert candidate.ranked == is_ranked  # the thesis knows no micro-batches of replicas
+        assert (candidate.cell.option("accumulate") is not None) == is_ranked
 
 
 def test_nothing_fits_is_said(ranking_of):

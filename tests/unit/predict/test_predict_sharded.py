@@ -51,6 +51,22 @@ def test_on_cpus_every_message_delays_the_step():
     assert kept.exposed_communication_s == pytest.approx(once_s + scattered_s)
 
 
+def test_each_micro_batch_gathers_and_scatters():
+    """Groups sum their shares of the gradients once a step, of a quarter of 100 MB each."""
+    plain, actual = prediction_of(), prediction_of(accumulate=2)
+    assert actual.communication_s == pytest.approx(2 * plain.communication_s)
+    # Two sequential steps of 4 samples, of which one updates; four replicas.
+    assert actual.compute_s == pytest.approx(1.6 * (2 - 0.05) * 0.14)
+    on_gpus = prediction_of(kind="cuda", accumulate=2)
+    assert on_gpus.communication_s == pytest.approx(2 * plain.communication_s)
+    assert 0 < on_gpus.exposed_communication_s < actual.exposed_communication_s
+    plan = make.plan("hsdp", "2x4", 32, options={"accumulate": 2})
+    messages = plan.strategy.step(make.workload(), plan).messages
+    sums = [message.bytes for message in messages if message.operation == "all_reduce"]
+    assert sums == [10 * MB, 7.5 * MB, 5 * MB, 2.5 * MB]
+    assert len([message for message in messages if message.operation == "reduce_scatter"]) == 8
+
+
 def test_messages_of_fsdp_itself_are_preferred_and_hold_its_copies():
     swept = tuple(make.sweep(0.1, 1e9, 4, operation=name, transport="fsdp") for name in COLLECTIVES)
     plain, actual = prediction_of(), prediction_of(sweeps=(*SWEEPS, *swept))

@@ -54,6 +54,8 @@ def test_batches_of_one_device():
     assert device_batches(cell.with_(strategy="ddp", devices_per_node=4)) == {8}
     gpipe = cell.with_(strategy="gpipe", devices_per_node=4, options=(("chunks", 8),))
     assert device_batches(gpipe) == {4, 32}
+    fsdp = cell.with_(strategy="fsdp", devices_per_node=4, options=(("accumulate", 2),))
+    assert device_batches(fsdp) == {8, 4}
 
 
 def test_needs_of_a_cell_of_the_matrix():

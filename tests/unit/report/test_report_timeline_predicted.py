@@ -20,6 +20,7 @@ CELLS = [
     make.cell("ddp", "1x4", options={"bucket_cap_bytes": pinned.MB}),
     make.cell("horovod", "1x4"),
     make.cell("fsdp", "1x4"),
+    make.cell("fsdp", "1x4", options={"accumulate": 2}),
     make.cell("parameter-server", "1x4", 24),
     make.cell("local-sgd", "1x4"),
 ]
@@ -41,7 +42,7 @@ def folder_of(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.strategy)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.strategy} {cell.variant}")
 def test_the_predicted_step_is_drawn(folder_of, cell):
     timeline = read_cell(folder_of(cell))
     assert timeline.not_planned == ""

@@ -12,7 +12,13 @@ from typing import ClassVar
 
 from ddlbench.planning.workload import Step, Workload
 from ddlbench.predict.links import Hop, Kind
-from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
+from ddlbench.predict.prediction import (
+    BuiltInPredictor,
+    CellInputs,
+    NotPredictable,
+    Prediction,
+    joined,
+)
 
 
 def linear_speedup(inputs: CellInputs, workers: int, limits: tuple[str, ...]) -> Prediction:
@@ -59,6 +65,8 @@ class DdlbenchEq1(BuiltInPredictor):
     kind: ClassVar[Kind] = "p2p"
 
     def model(self, inputs: CellInputs) -> Prediction:
+        if inputs.strategy.micro_batches(inputs.plan) > 1:
+            raise NotPredictable(f"{self.name} computes a share at once; write accumulate: 1")
         hops, remarks = inputs.links.ring(self.kind, inputs.plan)
         sums = inputs.step
         step = inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size)

@@ -20,8 +20,8 @@ With ``shard: optimizer`` each rank updates only its own tensors and keeps the m
 torch deals whole tensors, the largest first, each to the rank that has least so far
 (``torch/distributed/optim/zero_redundancy_optimizer.py``, ``_partition_parameters``).
 
-With ``accumulate: 2`` a rank computes its share in two micro-batches, one after the other, and
-sends the sum of their gradients once (DDP's ``no_sync``)::
+With ``accumulate: 2`` a rank sends the sum of the gradients of two micro-batches once (DDP's
+``no_sync``)::
 
     rank 0    | forward | backward | forward | backward .......| update |
     buckets                                       |-- 0 --||-- 1 --|
@@ -43,15 +43,16 @@ SC 2020, section 5.1; T. Vogels et al., "PowerSGD", NeurIPS 2019, algorithms 1 a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count
-from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.accumulation import Accumulating, AccumulatingOptions
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_tables import NetworkTraits, unsupported_weights
@@ -72,14 +73,13 @@ if TYPE_CHECKING:
 
 
 MIN_COMPRESSION_RATE = 2  # torch's default
-_MOST_ACCUMULATED = 256  # micro-batches that are tried
 EXACT_STEPS = 2  # torch needs two: it makes its buckets anew after the first step
 
 _GLOO_THREADS = 2  # of torch's process group
 
 
 @dataclass(frozen=True, kw_only=True)
-class DdpOptions(RecomputingOptions):
+class DdpOptions(AccumulatingOptions, RecomputingOptions):
     """Options of DDP; ``tune`` tries none that saves memory and costs time."""
 
     bucket_cap_bytes: Annotated[Count, Tried(2**20, 5 * 2**20, 50 * 2**20, 100 * 2**20)] = (
@@ -90,9 +90,6 @@ class DdpOptions(RecomputingOptions):
     shard: Literal["none", "optimizer"] = "none"
     """What ranks share: nothing, or the optimiser's state (ZeRO stage 1). Then each rank updates
     some tensors and sends them to all others."""
-    accumulate: Count = 1
-    """Micro-batches of a rank's share of a mini-batch; gradients are summed on the rank and sent
-    once a step."""
     bucket_view: bool = False
     """Gradients lie in the buckets (gradient_as_bucket_view); else buckets are copies."""
     hook: Literal["none", "fp16", "powersgd"] = "none"
@@ -111,7 +108,7 @@ class DdpOptions(RecomputingOptions):
         return shrunk(first_bytes), shrunk(self.bucket_cap_bytes)
 
 
-class DistributedDataParallel(DataParallel):
+class DistributedDataParallel(Accumulating, DataParallel):
     """Replicas with bucketed gradient all-reduce overlapped with backward (Li et al. 2020)."""
 
     name: ClassVar[str] = "ddp"
@@ -127,15 +124,9 @@ class DistributedDataParallel(DataParallel):
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "ddp-serial", "cuda": "ddp-buckets"}
     options: ClassVar[type[Options]] = DdpOptions
 
-    def reductions(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
-        """Further micro-batches of each rank's share, of which it holds the activations of one."""
-        share = cell.batch_size // cell.devices
-        most = range(2, min(share, _MOST_ACCUMULATED) + 1)
-        yield from ({"accumulate": count} for count in most if share % count == 0)
-
     def supports(self, cell: Cell) -> str | None:
         options = DdpOptions.of_cell(cell)
-        count, hook = options.accumulate, options.hook
+        hook = options.hook
         if hook != "powersgd" and "hook_rank" in dict(cell.options):
             conflict = f"hook_rank belongs to hook: powersgd; hook is {hook}"
             return Reason("conflicting_options", conflict)
@@ -155,13 +146,6 @@ class DistributedDataParallel(DataParallel):
                 "conflicting_options",
                 f"torch.compile splits DDP's backward pass at buckets of {DDP_FIRST_BUCKET_BYTES} "
                 "bytes or more; raise bucket_cap_bytes, or write compile: false",
-            )
-        if cell.batch_size % cell.devices == 0 and cell.batch_size // cell.devices % count:
-            return Reason(
-                "uneven_batch",
-                f"a worker's share of a mini-batch ({cell.batch_size // cell.devices}) does not "
-                f"divide into {count} micro-batches (accumulate); make batch_size a multiple of "
-                f"{cell.devices * count}",
             )
         return super().supports(cell)
 
@@ -190,9 +174,6 @@ class DistributedDataParallel(DataParallel):
 
     def zero_stage(self, cell: Cell) -> int:
         return int(DdpOptions.of_cell(cell).shard == "optimizer")
-
-    def micro_batches(self, plan: Plan) -> int:
-        return DdpOptions.of(plan).accumulate
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         details = DdpOptions.of(plan)

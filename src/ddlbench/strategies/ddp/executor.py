@@ -22,7 +22,7 @@ Source: ``torch/distributed/algorithms/ddp_comm_hooks/``, torch 2.13.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.step import DDP_FIRST_BUCKET_BYTES
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
+from ddlbench.strategies.accumulation import AccumulatingExecutor
 from ddlbench.strategies.ddp.descriptor import EXACT_STEPS, MIN_COMPRESSION_RATE, DdpOptions
-from ddlbench.strategies.executor import Executor, Unsupported
+from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import state_tensors
@@ -141,7 +142,7 @@ class LowRank:
             by_bucket.update((int(index), value.clone()) for index, value in state[name].items())
 
 
-class DdpExecutor(Executor):
+class DdpExecutor(AccumulatingExecutor):
     """One replica for each process.
 
     Each replica keeps its own batch-norm statistics (``broadcast_buffers=False``), as with Horovod.
@@ -178,19 +179,11 @@ class DdpExecutor(Executor):
         # A dropped view would be made anew outside of its bucket.
         self.optimizer.zero_grad(set_to_none=not DdpOptions.of(self.plan).bucket_view)
 
-    def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
-        """One micro-batch after the other; gradients leave in the last one's backward pass."""
-        count = DdpOptions.of(self.plan).accumulate
-        if count == 1:
-            return super().forward_backward(inputs, labels, divisor)
+    def before_the_last(self) -> AbstractContextManager[None]:
+        """Gradients leave in the last micro-batch's backward pass."""
         assert isinstance(self.module, DistributedDataParallel)
-        *first, last = zip(inputs.chunk(count), labels.chunk(count), strict=True)
-        with self.module.no_sync():
-            losses = [
-                super(DdpExecutor, self).forward_backward(*part, divisor * count) for part in first
-            ]
-        losses.append(super().forward_backward(*last, divisor * count))
-        return torch.stack(losses).sum()
+        no_sync: AbstractContextManager[None] = self.module.no_sync()
+        return no_sync
 
     def state_dict(self) -> dict[str, Any]:
         replica = self.module.module

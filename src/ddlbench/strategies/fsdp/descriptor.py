@@ -21,6 +21,12 @@ In hybrid sharding ranks of a group share the weights, and groups have copies of
 Between nodes travel the gradients of a share only, once a step, while FSDP sends whole weights and
 gradients. Within a group each rank keeps more: 1 over the ranks of a group, not of all.
 
+With ``accumulate`` gradients of each micro-batch are reduce-scattered, and weights gathered for it.
+A rank adds up its share of the gradients. FSDP2 could also add up whole gradients and scatter them
+once (``set_requires_gradient_sync(False)``), but then every rank would keep m bytes of gradients in
+place of m/W, and sharing them is what FSDP is taken for. Groups of HSDP sum the shares once a step,
+as these lose no room by waiting.
+
 Sources: S. Rajbhandari et al., "ZeRO", SC 2020, section 7; Y. Zhao et al., "PyTorch FSDP", VLDB
 2023, of hybrid sharding section 3.2.2.
 """
@@ -35,18 +41,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.accumulation import Accumulating, AccumulatingOptions
 from ddlbench.planning.data_parallel import (
     ShardedUnit,
     data_parallel_placement,
     sharded_bytes,
     sharded_step,
-    uneven_shares,
 )
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.plan import Options, Plan, Process, Tried
 from ddlbench.planning.recomputation import RecomputingOptions
 from ddlbench.planning.step import GroupOptions, larger_groups, other_groups, uneven_groups
-from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.step import Step
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FsdpOptions(RecomputingOptions):
+class FsdpOptions(AccumulatingOptions, RecomputingOptions):
     """Options of fully sharded data parallelism."""
 
     reshard_after_forward: Annotated[bool, Tried(False)] = True
@@ -65,7 +70,7 @@ class FsdpOptions(RecomputingOptions):
     updated, in fp32."""
 
 
-class FullyShardedDataParallel(Strategy):
+class FullyShardedDataParallel(Accumulating):
     """Data parallelism whose ranks share weights, gradients and momentum (ZeRO 2 and 3)."""
 
     name: ClassVar[str] = "fsdp"
@@ -80,9 +85,6 @@ class FullyShardedDataParallel(Strategy):
     predictors: ClassVar[tuple[str, ...]] = ("sharded",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
     options: ClassVar[type[Options]] = FsdpOptions
-
-    def supports(self, cell: Cell) -> str | None:
-        return uneven_shares(cell)
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """FSDP shares the rows of contiguous weights, which lose their hooks."""
@@ -145,11 +147,13 @@ class FullyShardedDataParallel(Strategy):
 
     def step(self, workload: Workload, plan: Plan) -> Step:
         units, sharers = self.units(workload, plan), self.sharers(plan.cell)
-        return sharded_step(workload, plan, units, sharers, library="fsdp")
+        count = self.micro_batches(plan)
+        return sharded_step(workload, plan, units, sharers, "fsdp", micro_batches=count)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         units, sharers = self.units(workload, plan), self.sharers(plan.cell)
-        return sharded_bytes(workload, plan, units, sharers)
+        count = self.micro_batches(plan)
+        return sharded_bytes(workload, plan, units, sharers, micro_batches=count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +175,7 @@ class HybridSharded(FullyShardedDataParallel):
         return HsdpOptions.of_cell(cell).group or cell.devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
-        return uneven_groups(cell, self.sharers(cell)) or uneven_shares(cell)
+        return uneven_groups(cell, self.sharers(cell)) or super().supports(cell)
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Groups of several nodes, whose ranks keep less."""

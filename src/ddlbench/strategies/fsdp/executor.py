@@ -22,12 +22,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from ddlbench.planning.step import GroupOptions
+from ddlbench.strategies.accumulation import AccumulatingExecutor
 from ddlbench.strategies.fsdp.descriptor import FsdpOptions, FullyShardedDataParallel
 from ddlbench.strategies.process_group import ShardedStateExecutor, join_all
 from ddlbench.strategies.timing import SpanRecorder
 
 
-class FsdpExecutor(ShardedStateExecutor):
+class FsdpExecutor(AccumulatingExecutor, ShardedStateExecutor):
     """A share of every weight for each process, and whole weights for the block that computes.
 
     Batch-norm statistics stay whole, each process's own, as with DDP.
@@ -68,6 +69,14 @@ class FsdpExecutor(ShardedStateExecutor):
             return init_device_mesh(kind, (sharers,))
         shape = (self.plan.world_size // sharers, sharers)
         return init_device_mesh(kind, shape, mesh_dim_names=("groups", "group"))
+
+    @contextmanager
+    def before_the_last(self) -> Iterator[None]:
+        """Gradients are scattered, see the descriptor; HSDP sums shares over its groups later."""
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_all_reduce(False)
+        yield
+        self.module.set_requires_all_reduce(True)
 
     def compiled_modules(self) -> list[nn.Module]:
         """Each sharded block, between the collectives that make its weights whole."""

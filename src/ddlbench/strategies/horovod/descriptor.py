@@ -18,6 +18,7 @@ from ddlbench.common.form import Natural, Positive
 from ddlbench.common.quantities import counted
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.accumulation import Accumulating, AccumulatingOptions
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.plan import Options, Tried
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HorovodOptions(RecomputingOptions):
+class HorovodOptions(AccumulatingOptions, RecomputingOptions):
     """Options of Horovod, with the defaults of Horovod 0.28.
 
     DDLBench ran 0.19 and 0.20, whose defaults were 64 MiB and 5 ms.
@@ -53,7 +54,7 @@ class HorovodOptions(RecomputingOptions):
 _THESIS = ("thesis-5.1-p2p", "thesis-5.1-transport")
 
 
-class Horovod(DataParallel):
+class Horovod(Accumulating, DataParallel):
     """Real Horovod, started without ssh, mpirun or horovodrun; see HorovodOptions for defaults."""
 
     name: ClassVar[str] = "horovod"

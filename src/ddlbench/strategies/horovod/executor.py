@@ -50,12 +50,13 @@ from torch.distributed import Store
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
-from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported
+from ddlbench.strategies.accumulation import AccumulatingExecutor
+from ddlbench.strategies.executor import Context, RunRecord, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
 from ddlbench.strategies.timing import SpanRecorder
 
 
-class HorovodExecutor(Executor):
+class HorovodExecutor(AccumulatingExecutor):
     """One replica for each process, and ``hvd.DistributedOptimizer``."""
 
     rendezvous: Rendezvous | None = None  # keeps rank 0's server alive
@@ -95,6 +96,8 @@ class HorovodExecutor(Executor):
             super().make_optimizer(),
             named_parameters=self.module.named_parameters(),
             sparse_as_dense=bool(self.context.traits.sparse),
+            # Horovod 0.28 adds up the gradients of so many passes, and averages over ranks only.
+            backward_passes_per_step=HorovodOptions.of(self.plan).accumulate,
         )
         return optimizer
 
