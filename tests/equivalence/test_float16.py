@@ -97,10 +97,12 @@ def test_updates_whose_gradients_overflow_are_left_out(alone):
         cell_of("ddp", accumulate=2),
         cell_of("ddp", shard="optimizer"),
         cell_of("fsdp"),
+        cell_of("fsdp", accumulate=2),
         cell_of("hsdp", group=1),
         # Weight gradients of a micro-batch are smaller, and overflow later.
         cell_of("gpipe", balance="3+3", chunks=1),
         pytest.param(cell_of("horovod"), marks=needs_horovod),
+        pytest.param(cell_of("horovod", accumulate=2), marks=needs_horovod),
     ],
     ids=lambda cell: cell.id,
 )
