@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import median_interval
-from ddlbench.experiment.cell import Cell, in_path
+from ddlbench.experiment.cell import Cell, in_path, setting_text
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, Result, cell_result
 from ddlbench.experiment.site import Site
@@ -298,7 +298,7 @@ def _measured_columns(predictor: Predictor, outcome: Outcome) -> dict[str, Any]:
         "predictor": predictor.name,
         "cell_id": cell.id,
         **{name: getattr(cell, name) for name in size},
-        "options": ",".join(f"{name}={value}" for name, value in cell.options),
+        "options": ",".join(f"{name}={setting_text(value)}" for name, value in cell.options),
         "synchronous": strategy_of(cell.strategy).is_synchronous(cell),
         "baseline": predictor.baseline,
         "status": outcome.status,

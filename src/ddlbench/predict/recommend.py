@@ -36,7 +36,7 @@ from typing import Any, cast
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.quantities import HOURS, counted
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, setting_text
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, result_file
@@ -128,7 +128,7 @@ def unwritten_options(question: Question, cell: Cell) -> str:
     written = question.written_options(cell.strategy)
     defaults = strategy_of(cell.strategy).options.defaults()
     return ", ".join(
-        f"{name}={value}"
+        f"{name}={setting_text(value)}"
         for name, value in cell.options
         if written.get(name, defaults[name]) != value and name != "balance"
     )

@@ -20,6 +20,7 @@ PipeDream with such pictures.
 from __future__ import annotations
 
 from ddlbench.common.quantities import counted
+from ddlbench.experiment.cell import setting_text
 from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
 
 # isort: split
@@ -290,7 +291,7 @@ def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
         f"{strategy_label(cell.cell.strategy)}: {network_label(cell.cell.network)}",
         dataset_label(cell.cell.dataset),
         f"{counted(cell.cell.devices, 'worker')} ({cell.cell.geometry})",
-        " ".join(f"{name}={value}" for name, value in cell.cell.options),
+        " ".join(f"{name}={setting_text(value)}" for name, value in cell.cell.options),
     ]
     heading = ", ".join(filter(None, parts))
     for window in cell.windows:
