@@ -2,7 +2,8 @@
 
 Tables are about the built-in networks. ``split_limits.csv`` holds, for each network and dataset,
 the layer with the fewest rows (along height, width and depth, up to the head), filters and input
-channels. With it a login node knows how far a network can be split.
+channels. No row is that of a network whose first block is the head, so that nothing can be split.
+With it a login node knows how far a network can be split.
 
 ``transformer_shapes.csv`` holds layers and widths of each transformer, for models that know
 transformers by these numbers.
@@ -87,10 +88,21 @@ def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
     )
 
 
-def why_too_many(cell: Cell, split: str, devices: int) -> str | None:
+def all_rows_needed(first_block: str) -> Reason:
+    """Why no rows of a network can be split: its first block is the head already."""
+    return Reason(
+        "cannot_be_split",
+        f"the first block, {first_block}, needs all rows, so no rows can be split; take strategy "
+        "filter or channel",
+    )
+
+
+def why_too_many(cell: Cell, split: str, devices: int) -> Reason | None:
     """Why the cell's network cannot be split over so many devices; None if it can."""
     count, layer = _limit_table().get((cell.network, cell.dataset, split), (devices, ""))
-    return too_few(layer, split, count, devices) if count < devices else None
+    if count >= devices or devices == 1:
+        return None
+    return too_few(layer, split, count, devices) if count else all_rows_needed(layer)
 
 
 @cache

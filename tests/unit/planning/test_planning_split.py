@@ -17,7 +17,7 @@ from ddlbench.strategies.splits.descriptor import grid_of
 def _cell(strategy: str, nodes: int, devices: int, batch: int = 24, **options: Any) -> Cell:
     return Cell(
         options.pop("dataset", "mnist"),
-        "resnet18",
+        options.pop("network", "resnet18"),
         strategy,
         batch_size=batch,
         nodes=nodes,
@@ -57,6 +57,9 @@ def test_a_node_is_a_group_unless_said_otherwise(strategy: str) -> None:
         (_cell("spatial", 1, 5, split="width"), "has 4 columns, too few for 5 devices; use 4"),
         (_cell("spatial", 1, 5, until="layer3_0"), None),
         (_cell("spatial", 2, 8, split="both"), None),
+        (_cell("spatial", 1, 2, network="vit-tiny"), "the first block, patches, needs all rows"),
+        (_cell("data-spatial", 2, 2, network="mlp", until="auto"), "flatten, needs all rows"),
+        (_cell("spatial", 1, 1, network="mlp"), None),
         (
             _cell("filter", 1, 11),
             "layer fc (Linear) has 10 filters, too few for 11 devices; use 10",

@@ -37,7 +37,13 @@ from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.block_forms import sample_form
 from ddlbench.networks.inspection import has_hooks
 from ddlbench.networks.linear_pairs import CONVOLUTIONS
-from ddlbench.planning.network_tables import DIMENSION_NAMES, DIMENSIONS, LIMIT_COLUMNS, too_few
+from ddlbench.planning.network_tables import (
+    DIMENSION_NAMES,
+    DIMENSIONS,
+    LIMIT_COLUMNS,
+    all_rows_needed,
+    too_few,
+)
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.layout import (
     DROPOUTS,
@@ -182,7 +188,7 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
             )
         end = names.index(until)
     if end == 0:
-        raise _refused(f"the first block, {names[0]}, needs all rows, so no rows can be split")
+        raise Unsupported(all_rows_needed(names[0]))
     return end
 
 
@@ -343,10 +349,12 @@ def _limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
     with torch.device("meta"):
         blocks = load("ddlbench.networks", network)(spec)
     traced = trace(blocks, sample_form(spec, _SAMPLES), torch.device("cpu"))
-    split = traced[: head_of(blocks, traced)]
-    limits = {name: _fewest_rows(blocks, split, dim) for name, dim in DIMENSIONS.items()}
-    if spec.depth is None:
-        del limits["depth"]
+    head = head_of(blocks, traced)
+    limits: dict[str, Limit | None] = {}
+    for name, dim in DIMENSIONS.items():
+        if len(spec.shape) > -dim:  # tokens have no rows, images have no depth
+            of_rows = _fewest_rows(blocks, traced[:head], dim)
+            limits[name] = of_rows if head else Limit(0, traced[0].name)
     limits["filter"] = _fewest_features(blocks, traced, "filter")
     limits["channel"] = _fewest_features(blocks, traced, "channel")
     return [

@@ -163,11 +163,12 @@ class Spatial(SplitStrategy):
                 "no_such_dimension",
                 "a sequence of tokens has no rows to split; take strategy filter or channel",
             )
-        if options.until != "head":
-            return None  # the table of limits counts the layers before the head only
-        sizes = grid_of(options.split, self.group_size(cell))
-        reasons = (why_too_many(cell, DIMENSION_NAMES[dim], size) for dim, size in sizes.items())
-        return next((reason for reason in reasons if reason is not None), None)
+        for dim, size in grid_of(options.split, self.group_size(cell)).items():
+            reason = why_too_many(cell, DIMENSION_NAMES[dim], size)
+            # The table of limits counts the layers before the head only.
+            if reason and (options.until == "head" or reason.code == "cannot_be_split"):
+                return reason
+        return None
 
 
 class Filter(SplitStrategy):
