@@ -146,6 +146,7 @@ class _Step:
     Args:
         writes_input: blocks that overwrite what they are given.
         without_gradient: blocks whose output is no number that a gradient can belong to.
+        rows_end_at: the first block that reads all rows; empty without one.
         gradients: of the copies of all trained weights; None where a step gives none.
         irregular: weights that get one in one step, and none in another.
         random: whether the step drew random numbers.
@@ -161,6 +162,7 @@ class _Step:
 
     writes_input: list[str] = field(default_factory=list)
     without_gradient: list[str] = field(default_factory=list)
+    rows_end_at: str = ""
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     irregular: list[str] = field(default_factory=list)
     random: bool = False
@@ -203,6 +205,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         blocks=tuple(network._modules),
         uncut=why_uncut(network),
         without_gradient=tuple(step.without_gradient),
+        rows_end_at=step.rows_end_at,
         unused=tuple(name for name, gradient in gradients.items() if gradient is None),
         irregular=tuple(step.irregular),
         sparse=tuple(n for n, g in gradients.items() if g is not None and g.is_sparse),
@@ -395,7 +398,31 @@ def _forward(double: nn.Sequential, inputs: Tensor, step: _Step) -> Tensor:
             step.writes_input.append(name)
         if not _has_gradient(passing):
             step.without_gradient.append(name)
+        if not step.rows_end_at and reads_all_rows(block, given.dim(), passing.dim()):
+            step.rows_end_at = name
     return passing
+
+
+MEANS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_MAXIMA = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+_HEADS = (nn.Linear, nn.Flatten, *MEANS, *_MAXIMA)
+
+
+def reads_all_rows(block: nn.Module | None, inputs: int, outputs: int) -> bool:
+    """Whether what a block computes at one place needs the whole image.
+
+    It is linear, flattening or adaptive pooling, or has outputs of other dimensions than inputs.
+
+    ``inputs`` and ``outputs`` are numbers of dimensions.
+    """
+    return isinstance(innermost(block), _HEADS) or inputs != outputs
+
+
+def innermost(block: nn.Module | None) -> nn.Module | None:
+    """The layer inside wrappers, as of autocast, that contain nothing else."""
+    while block is not None and len(children := list(block.children())) == 1:
+        block = children[0]
+    return block
 
 
 def _backward(double: nn.Sequential, outputs: Tensor, step: _Step) -> dict[str, Tensor | None]:

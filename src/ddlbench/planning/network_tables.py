@@ -284,6 +284,7 @@ class NetworkTraits(Form):
         blocks: names of all blocks, in order; empty if the network was not inspected.
         uncut: why it is one block, as a clause; empty if it can be cut.
         without_gradient: blocks whose output is no number that a gradient can belong to.
+        rows_end_at: the first block that reads all rows; empty without one.
         unused: trained weights that a backward pass leaves without a gradient.
         irregular: trained weights that some steps use and others do not.
         sparse: weights whose gradient is sparse.
@@ -313,6 +314,7 @@ class NetworkTraits(Form):
     blocks: tuple[str, ...] = ()
     uncut: str = ""
     without_gradient: tuple[str, ...] = ()
+    rows_end_at: str = ""
     unused: tuple[str, ...] = ()
     irregular: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()

@@ -61,10 +61,16 @@ def traits_of(name: str) -> NetworkTraits:
     return build_with_traits(f"cases.strangers_networks:{name}", SPEC, 1)[1]
 
 
+def expected_of(name: str) -> NetworkTraits:
+    """Its blocks, and where rows end, are of any network, and no part of the table."""
+    actual = traits_of(name)
+    return NetworkTraits(blocks=actual.blocks, rows_end_at=actual.rows_end_at, **TRAITS[name])
+
+
 @pytest.mark.parametrize("name", TRAITS)
 def test_each_trait_is_seen(name):
     traits = traits_of(name)
-    assert traits == NetworkTraits(blocks=traits.blocks, **TRAITS[name])
+    assert traits == expected_of(name)
     assert len(traits.blocks) >= 5
 
 
@@ -89,10 +95,29 @@ def test_outputs_that_are_normalised_already_are_seen(last, normalised_by):
     assert inspect(network, SPEC).normalised_by == normalised_by
 
 
+@pytest.mark.parametrize(
+    ("blocks", "rows_end_at"),
+    [
+        ([nn.Flatten(), nn.Linear(3072, 10)], "0"),
+        ([nn.Sequential(nn.Flatten()), nn.Linear(3072, 10)], "0"),
+        ([nn.Conv2d(3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 10)], "1"),
+    ],
+)
+def test_the_first_block_that_reads_all_rows_is_seen(blocks, rows_end_at):
+    traits = inspect(nn.Sequential(*blocks), SPEC)
+    assert traits.rows_end_at == rows_end_at
+    for strategy in ("spatial", "data-spatial"):
+        cell = Cell("cifar10", "mine:net", strategy, 8, nodes=1, devices_per_node=2)
+        reason = why_not_trained(traits, make_plan(cell))
+        assert ("needs all rows" in str(reason)) == (rows_end_at == "0")
+        alone = make_plan(cell.with_(devices_per_node=1))
+        assert why_not_trained(traits, alone) is None
+
+
 @pytest.mark.parametrize("name", sorted(set(TRAITS) - {"noisy"}))
 def test_large_networks_show_the_same_without_computing(name, monkeypatch):
     monkeypatch.setattr(inspection, "_COMPUTED_BYTES", 0)
-    assert traits_of(name) == NetworkTraits(blocks=traits_of(name).blocks, **TRAITS[name])
+    assert traits_of(name) == expected_of(name)
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("in_place", [4, 5]), ("in_place_first", [0])])

@@ -35,7 +35,7 @@ from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.block_forms import sample_form
-from ddlbench.networks.inspection import has_hooks
+from ddlbench.networks.inspection import MEANS, has_hooks, innermost
 from ddlbench.networks.linear_pairs import CONVOLUTIONS
 from ddlbench.planning.network_tables import (
     DIMENSION_NAMES,
@@ -47,12 +47,10 @@ from ddlbench.planning.network_tables import (
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.layout import (
     DROPOUTS,
-    MEANS,
     POINTWISE,
     BlockTrace,
     Shapes,
     head_of,
-    innermost,
     replace_layers,
     trace,
 )

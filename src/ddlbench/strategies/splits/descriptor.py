@@ -28,6 +28,7 @@ from ddlbench.planning.network_tables import (
     DIMENSION_NAMES,
     DIMENSIONS,
     NetworkTraits,
+    all_rows_needed,
     borrowing,
     first_unsupported,
     why_too_many,
@@ -169,6 +170,12 @@ class Spatial(SplitStrategy):
             if reason and (options.until == "head" or reason.code == "cannot_be_split"):
                 return reason
         return None
+
+    def why_not_layers(self, traits: NetworkTraits, cell: Cell) -> Reason | None:
+        is_whole = self.group_size(cell) == 1 or not traits.blocks
+        if is_whole or traits.rows_end_at != traits.blocks[0]:
+            return None
+        return all_rows_needed(traits.blocks[0])
 
 
 class Filter(SplitStrategy):

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.networks.block_forms import TensorForm, run_blocks
+from ddlbench.networks.inspection import reads_all_rows
 from ddlbench.planning.network_tables import ELEMENT_WISE
 
 Interval = tuple[int, int]
@@ -321,27 +322,9 @@ def replace_layers(network: nn.Module, replaced: Mapping[nn.Module, nn.Module]) 
                 parent._modules[name] = replaced[child].train(child.training)
 
 
-MEANS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-_MAXIMA = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
-_HEADS = (nn.Linear, nn.Flatten, *MEANS, *_MAXIMA)
-
-
 def head_of(network: nn.Sequential, traced: Sequence[BlockTrace]) -> int:
-    """Index of the head; the number of blocks without one.
-
-    It is the first linear, flattening or adaptive-pooling block, or the first whose output has
-    another number of dimensions than its input.
-    """
+    """Index of the first block that reads all rows; the number of blocks without one."""
     for index, block in enumerate(traced):
-        inputs, outputs = block.shapes
-        layer = innermost(network._modules[block.name])
-        if isinstance(layer, _HEADS) or len(outputs) != len(inputs):
+        if reads_all_rows(network._modules[block.name], *map(len, block.shapes)):
             return index
     return len(traced)
-
-
-def innermost(block: nn.Module | None) -> nn.Module | None:
-    """The layer inside wrappers, as of autocast, that contain nothing else."""
-    while block is not None and len(children := list(block.children())) == 1:
-        block = children[0]
-    return block
