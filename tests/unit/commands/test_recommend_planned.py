@@ -42,14 +42,16 @@ def test_the_optimizer_decides_memory():
 def test_strategies_that_do_not_fit_recompute_unless_the_user_says_no():
     words = ["--hardware", "v100-sxm-16gb", "--network", "gpt-medium", "--dataset", "tokens"]
     words += ["--batch-size", "1024", "--geometry", "1x4", "--optimizer", "adamw", "--json"]
-    fitted, refused = (
+    whole = ["--option", "fsdp.accumulate=1"]
+    cut, fitted, refused = (
         {row["strategy"]: row for row in json.loads(ask(*words, *option).output)["candidates"]}
-        for option in ([], ["--option", "fsdp.recompute=false"])
+        for option in ([], whole, [*whole, "--option", "fsdp.recompute=false"])
     )
     assert "+recompute=true/" in fitted["fsdp"]["cell_id"]
     assert "fsdp" not in refused
-    # DDP fits with micro-batches, too, which are faster.
-    assert "+accumulate=8/" in fitted["ddp"]["cell_id"]
+    # They fit with micro-batches, too, which are faster.
+    assert "+accumulate=8/" in cut["ddp"]["cell_id"]
+    assert "+accumulate=4/" in cut["fsdp"]["cell_id"]
 
 
 def test_several_geometries_leave_no_file(tmp_path):
