@@ -133,13 +133,14 @@ class LowRank:
         kept = {name: dict(sorted(values.items())) for name, values in self._kept.items()}
         return {"steps": self.state.iter, **kept}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`; buckets must be the same."""
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Restore a :meth:`state_dict`; buckets, which are on ``device``, must be the same."""
         self.state.iter = int(state["steps"])
         self.state.rng = np.random.RandomState(_SEED)
         for name, by_bucket in self._kept.items():
             by_bucket.clear()
-            by_bucket.update((int(index), value.clone()) for index, value in state[name].items())
+            kept = state[name].items()
+            by_bucket.update((int(index), value.to(device, copy=True)) for index, value in kept)
 
 
 class DdpExecutor(AccumulatingExecutor):
@@ -223,7 +224,7 @@ class DdpExecutor(AccumulatingExecutor):
         self.own_optimizer.load_state_dict(state["optimizer"])
         self.load_scale_state(state)
         if self.low_rank is not None:
-            self.low_rank.load_state_dict(state["hook"])
+            self.low_rank.load_state_dict(state["hook"], self.context.devices[0])
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         yield from super().persistent_tensors()
