@@ -106,7 +106,11 @@ class DeepSpeedExecutor(Executor):
         self.inner.state.clear()
         for name, owner in self._owners().items():
             if kept_states := state["states"].get(name):
-                self.inner.state[owner] = {key: kept_states[key].clone() for key in kept_states}
+                self.inner.state[owner] = {
+                    # torch keeps an optimiser's count of steps on the CPU.
+                    key: value.clone() if key == "step" else value.to(owner.device, copy=True)
+                    for key, value in kept_states.items()
+                }
 
     def _kept_tensors(self) -> dict[str, Tensor]:
         """This rank's weights, statistics and copies that it updates, by name."""
