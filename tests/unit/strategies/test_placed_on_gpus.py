@@ -31,7 +31,7 @@ _OPTIONS = [
     ("ddp", {"hook": "fp16"}),
     ("ddp", {"hook": "powersgd"}),
     ("ddp", {"shard": "optimizer"}),
-    ("fsdp", {"param_dtype": "bf16"}),
+    ("fsdp", {"accumulate": 2, "param_dtype": "bf16", "recompute": True}),
     ("gpipe", {"balance": "time"}),
     ("local-sgd", {"outer_optimizer": "nesterov", "average_every_steps": 2}),
     ("pipedream", {"replicas": "2+1", "stage_all_reduce": "async"}),
