@@ -20,7 +20,11 @@ import torch
 
 
 class NvidiaGpu:
-    """A GPU that NVML knows by its UUID, as NVML ignores CUDA_VISIBLE_DEVICES."""
+    """A GPU that NVML knows by its UUID, as NVML ignores CUDA_VISIBLE_DEVICES.
+
+    A part of a GPU (MIG) has a UUID of its own. NVML tells its memory, but neither its utilisation
+    nor its energy.
+    """
 
     counted_by: Literal["nvml"] = "nvml"
 
@@ -30,7 +34,10 @@ class NvidiaGpu:
         self._nvml = pynvml
         pynvml.nvmlInit()
         uuid = torch.cuda.get_device_properties(device).uuid
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except pynvml.NVMLError:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
     def uuid(self) -> str:
         return _text(self._nvml.nvmlDeviceGetUUID(self._handle))

@@ -128,8 +128,14 @@ def test_amds_gpus_without_their_library_cost_no_measurement(amd, monkeypatch):
     assert rank_provenance()["driver"] is None
 
 
-def test_nvidias_gpus_keep_their_counters(cuda, monkeypatch):
+class _NvmlError(Exception):
+    """As pynvml's."""
+
+
+@pytest.fixture
+def nvml(cuda, monkeypatch):
     library = SimpleNamespace(
+        NVMLError=_NvmlError,
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetUUID=lambda handle: handle.encode(),
@@ -141,6 +147,10 @@ def test_nvidias_gpus_keep_their_counters(cuda, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return library
+
+
+def test_nvidias_gpus_keep_their_counters(nvml):
     assert EnergyMeter(GPUS, of_host=False).read() == {
         "nvml GPU-number-0": 2.5,
         "nvml GPU-number-1": 2.5,
@@ -150,6 +160,23 @@ def test_nvidias_gpus_keep_their_counters(cuda, monkeypatch):
     actual = rank_provenance()
     assert (actual["cuda"], actual["nccl"], actual["driver"]) == ("13.0", "2.22.3", "580.1")
     assert (actual["rocm"], actual["rccl"], library_name()) == (None, None, "NVML")
+
+
+def test_a_part_of_a_gpu_tells_its_memory_only(nvml):
+    def handle_of(uuid):
+        if not uuid.startswith("MIG-"):
+            raise _NvmlError("Not Found")
+        return uuid
+
+    def refused(handle):
+        raise _NvmlError("Not Supported")
+
+    nvml.nvmlDeviceGetHandleByUUID = handle_of
+    nvml.nvmlDeviceGetTotalEnergyConsumption = nvml.nvmlDeviceGetUtilizationRates = refused
+    assert gpus_of(GPUS)[0].uuid() == "MIG-number-0"
+    assert device_memory(GPUS, None)[1]["device_used_bytes"] == 3_000
+    (why,) = EnergyMeter(GPUS, of_host=False).missing
+    assert why == "GPUs: NVML counts no energy here (Not Supported)"
 
 
 @pytest.mark.parametrize(
