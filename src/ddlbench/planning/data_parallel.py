@@ -194,8 +194,9 @@ def sharded_step(
             tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
             if phase == "backward":
                 size, part = unit.gradient_bytes, -(-unit.gradient_bytes // sharers)
-                own = Message("reduce_scatter", size, LINK, (), within, tensors=unit.tensors)
-                tasks.append(own)
+                tasks.append(
+                    Message("reduce_scatter", size, LINK, (), within, tensors=unit.tensors)
+                )
                 if over is not None and not remaining:
                     tasks.append(Message("all_reduce", part, LINK, (len(tasks) - 1,), over))
                 scattered.append(len(tasks) - 1)
