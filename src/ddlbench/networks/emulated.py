@@ -366,6 +366,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        _ = ctx.saved_tensors  # where activations are recomputed, that is done now
         of_inputs = gradient.new_empty(ctx.shape) if ctx.needs_input_grad[0] else None
         ready = gradient.new_zeros(1) if ctx.has_weights else None
         # A schedule that splits a backward pass comes here again for the weights: the gradient of

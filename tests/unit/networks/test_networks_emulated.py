@@ -15,6 +15,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build, emulated, num_parameters
 from ddlbench.networks.factory import skeleton
 from ddlbench.planning.device_table import DeviceTable, table_for, write_table
+from ddlbench.strategies.recomputation import recompute_in_place
 
 ROOT = Path(__file__).resolve().parents[3]
 CIFAR = DATASETS["cifar10"]
@@ -112,6 +113,19 @@ def test_a_step_takes_the_times_of_the_profile(occupied):
     backward_s = sum(b.backward.at(8) for i, b in blocks if i > 0 or b.parameter_bytes)
     assert sum(occupied) == pytest.approx(2 * backward_s)
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_recomputed_block_goes_forward_twice(occupied):
+    blocks = table_of("vgg11").blocks
+    network = emulated.emulated_network(ONE_CORE, "vgg11", CIFAR)
+    recompute_in_place(network)
+    outputs = network(torch.zeros(8, *CIFAR.shape))
+    occupied.clear()
+    outputs.sum().backward()
+    with_gradient = [block for i, block in enumerate(blocks) if i > 0 or block.parameter_bytes]
+    backward_s = sum(block.backward.at(8) for block in with_gradient)
+    again_s = sum(block.forward.at(8) for block in with_gradient[:-1])
+    assert sum(occupied) == pytest.approx(2 * (backward_s + again_s))
 
 
 def test_a_split_backward_pass_takes_each_half_once(occupied):
