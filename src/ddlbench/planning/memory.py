@@ -46,7 +46,7 @@ from ddlbench.planning.pipeline import Pipeline, PlannedStage
 from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
-from ddlbench.planning.recomputation import RecomputedWorkload, recomputes
+from ddlbench.planning.recomputation import workload_of
 from ddlbench.planning.step import why_uneven
 from ddlbench.planning.workload import Block, Workload
 
@@ -287,9 +287,7 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
 
 def held_bytes(plan: Plan, pipeline: Pipeline, profile: Profile) -> tuple[float, ...]:
     """A lower bound of the bytes that each rank of a plan's pipeline holds at one moment."""
-    workload = Workload(profile.to_dict(), profile.profile_id)
-    if recomputes(plan.cell):
-        workload = RecomputedWorkload(workload)
+    workload = workload_of(plan.cell, Workload(profile.to_dict(), profile.profile_id))
     return tuple(_held(plan.cell, pipeline, rank, workload) for rank in range(plan.world_size))
 
 

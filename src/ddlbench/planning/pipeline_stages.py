@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -286,12 +286,21 @@ def measured_chain(cell: Cell, source: BlockSource, samples: int) -> Chain:
         NeedsProfile: no site is given, or it has no profile of the network.
         ConfigError: the profile is wrong, or was not measured around that many samples.
     """
-    from ddlbench.planning.partition.profiles import chain_of_profile  # noqa: PLC0415 - of few
-    from ddlbench.planning.recomputation import recomputes  # noqa: PLC0415 - of few
+    from ddlbench.planning.partition.profiles import (  # noqa: PLC0415 - of few
+        chain_of_blocks,
+        chain_of_profile,
+    )
+    from ddlbench.planning.recomputation import RecomputedWorkload, recomputes  # noqa: PLC0415
+    from ddlbench.planning.workload import Workload  # noqa: PLC0415 - of few
 
     if callable(source):
         return source(samples)
-    return chain_of_profile(_profile(cell, source), samples, recomputes=recomputes(cell))
+    profile = _profile(cell, source)
+    chain = chain_of_profile(profile, samples)
+    if not recomputes(cell):
+        return chain
+    blocks = RecomputedWorkload(Workload(profile.to_dict(), profile.profile_id)).blocks
+    return replace(chain, nodes=chain_of_blocks(blocks, samples).nodes)
 
 
 def _profile(cell: Cell, site: str | None) -> Profile:

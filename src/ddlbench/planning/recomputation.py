@@ -41,6 +41,11 @@ def recomputes(cell: Cell) -> bool:
     return issubclass(known_strategy(cell.strategy).options, RecomputingOptions)
 
 
+def workload_of(cell: Cell, measured: Workload) -> Workload:
+    """The costs of a cell's network, from those without recomputation."""
+    return RecomputedWorkload(measured) if recomputes(cell) else measured
+
+
 class RecomputedWorkload(Workload):
     """The costs of a network whose blocks compute their activations again.
 

@@ -7,8 +7,8 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.profile import Profile
+from ddlbench.planning import pipeline_stages
 from ddlbench.planning.memory import backward_peak_bytes, held_bytes, memory_bytes
-from ddlbench.planning.partition.profiles import chain_of_profile
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.recomputation import RecomputedWorkload
 
@@ -83,8 +83,11 @@ def test_a_stage_holds_less_in_flight():
         assert first == 2 * 30 * make.MB + 64 * kept
 
 
-def test_a_cut_by_times_counts_the_second_forward_pass():
+def test_a_cut_by_times_counts_the_second_forward_pass(monkeypatch):
     profile = Profile.from_dict(make.profile())
-    chain = chain_of_profile(profile, SAMPLES, recomputes=True)
+    monkeypatch.setattr(pipeline_stages, "_profile", lambda *_: profile)
+    options = (("balance", "profile"), ("recompute", True))
+    cell = Cell("mnist", "vgg11", "pipe-1f1b", 32, devices_per_node=2, options=options)
+    chain = pipeline_stages.measured_chain(cell, "local", SAMPLES)
     assert [node.time_s for node in chain.nodes] == pytest.approx([0.032, 0.032, 0.032, 0.024])
     assert [node.saved_bytes for node in chain.nodes] == [800, 8000, 8000, 24000]

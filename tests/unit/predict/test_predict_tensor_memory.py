@@ -19,6 +19,7 @@ from ddlbench.networks import build
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.planner import make_plan
+from ddlbench.planning.recomputation import RecomputedWorkload
 from ddlbench.planning.workload import Workload
 from ddlbench.profiling.blocks import blocks_of
 from ddlbench.profiling.layers import network_bytes
@@ -130,3 +131,14 @@ def test_the_model_counts_what_is_there() -> None:
         peak - predicted for (cell, (predicted, peak)) in actual.items() if cell.network == "mlp"
     )
     assert split == pytest.approx(alone, rel=0.01)
+
+
+def test_recomputed_activations_are_not_counted() -> None:
+    """Here as well no model has the loss's tensors: the last stage of a pipeline holds most."""
+    recompute = GPT(batch_size=16, strategy="ddp", devices=2, recompute=True)
+    cells = [recompute, *(recompute.with_(strategy=name) for name in ("fsdp", "pipe-1f1b"))]
+    for cell, peaks in zip(cells, run_ranks(measure_here, cells, 2), strict=True):
+        plan, plain = make_plan(cell), workload_of(cell)
+        predicted = memory_bytes(RecomputedWorkload(plain), plan)
+        assert max(predicted) == pytest.approx(max(peaks), rel=0.1), cell.id
+        assert max(peaks) < 0.8 * max(memory_bytes(plain, plan)), cell.id

@@ -183,12 +183,8 @@ def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, An
     return values
 
 
-def chain_of_profile(
-    profile: Profile, batch_size: int | None = None, *, recomputes: bool = False
-) -> Chain:
+def chain_of_profile(profile: Profile, batch_size: int | None = None) -> Chain:
     """The blocks of our profile at a batch size; times are interpolated between measured sizes.
-
-    They may compute their activations again; see :mod:`ddlbench.planning.recomputation`.
 
     Raises:
         ConfigError: the profile holds no blocks, or the batch size lies outside the measured ones.
@@ -205,16 +201,13 @@ def chain_of_profile(
     nodes = []
     for block in blocks:
         place = f"profile {where}, block {block.name}"
-        passes: tuple[tuple[BatchTime, ...], ...] = (block.forward, block.backward)
-        saved_bytes = block.saved_bytes_per_sample
-        if recomputes and block is not blocks[-1]:
-            passes, saved_bytes = (block.forward, *passes), block.input_bytes_per_sample
+        passes = (block.forward, block.backward)
         nodes.append(
             Node(
                 name=block.name,
                 time_s=sum(_time_s(times, batch_size, place) for times in passes),
                 output_bytes=block.output_bytes_per_sample * batch_size,
-                saved_bytes=saved_bytes * batch_size,
+                saved_bytes=block.saved_bytes_per_sample * batch_size,
                 parameter_bytes=float(block.parameter_bytes),
                 buffer_bytes=float(block.buffer_bytes),
             )
